@@ -13,9 +13,10 @@ the leader; the others wait until they are woken (the Leader/Followers pattern, 
               waits for long
 
 A signal handler may raise in a user's thread anywhere. Two rules make that safe. A user's thread takes the baton by
-`with`, which no exception can leave locked, or releases it in a `finally` if it owns it. And it notes in `working_on`
-whose state it changes: the loop's thread finds that set after an exception, and calls `repair`. A handler that runs on
-top of the baton's holder sees that (`is_held`), and leaves the work to the loop's thread.
+`with`, which no exception can leave locked, or with a `let_go` in two layers: a handler can interrupt one of them. And
+it notes in `working_on` whose state it changes: the loop's thread finds that set after an exception, and calls
+`repair`. A handler that runs on top of the baton's holder sees that (`is_held`), and leaves the work to the loop's
+thread.
 
 A thread that puts may hold locks of the user, as a logging handler does. The collector may run a finalizer on top of
 the baton's holder that wants the same lock, or the baton of another loop. So a thread that puts waits for the baton for
@@ -209,9 +210,9 @@ class Baton:
                 function()
                 self.working_on = None
             finally:
-                if _is_owned(lock):
-                    lock.release()
+                let_go(lock)
         except BaseException as error:
+            let_go(lock)  # a signal handler may have raised in the `finally`
             self._interrupted(error)
             raise
         if self._waiters:
@@ -226,14 +227,17 @@ class Baton:
             return True
         self.wanted = True
         try:
-            if not lock.acquire(timeout=_WAIT):
-                return False
-            self.wanted = False
-            function()
-            return True
-        finally:
-            if _is_owned(lock):
-                lock.release()
+            try:
+                if not lock.acquire(timeout=_WAIT):
+                    return False
+                self.wanted = False
+                function()
+                return True
+            finally:
+                let_go(lock)
+        except BaseException:
+            let_go(lock)
+            raise
 
     def flush_later(self, worker: Worker) -> None:
         """Have `worker.flush` called within a millisecond or so, by the first thread that comes."""
@@ -525,6 +529,12 @@ def _wait_for_release(predicate: Callable[[], bool], wakeup: threading.Lock, dea
             return False
         wakeup.acquire(timeout=left)
     return True
+
+
+def let_go(lock: Any) -> None:
+    """Release an RLock that this thread may own."""
+    if _is_owned(lock):
+        lock.release()
 
 
 def _raise(error: Exception) -> NoReturn:

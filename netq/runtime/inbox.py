@@ -24,9 +24,10 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from netq.errors import Closed
+from netq.io.baton import let_go
 from netq.protocol.receiver import Item, Receiver
 
-_WAIT = 0.002  # seconds for which a thread that puts waits for the lock
+_WAIT = 0.05  # seconds for which a thread that puts waits for the lock: longer than a busy interpreter takes
 _REMEMBERED = 4096  # closed peers for which get(peer) still raises Closed; the oldest are forgotten
 _ANY = -1  # the key of waiters that name no peer; the other keys are UUID.int
 _NUMBER = operator.attrgetter("number")
@@ -114,10 +115,13 @@ class Inbox:
         # For a moment only: the collector may run a finalizer on top of the lock's holder that waits for a lock of this
         # thread, such as that of another inbox. A waiter that is not served here looks again within a second.
         try:
-            return self.lock.acquire(timeout=_WAIT) and self._serve(self._sort())
-        finally:
-            if self.lock._is_owned():  # type: ignore[attr-defined]
-                self.lock.release()
+            try:
+                return self.lock.acquire(timeout=_WAIT) and self._serve(self._sort())
+            finally:
+                let_go(self.lock)
+        except BaseException:
+            let_go(self.lock)  # a signal handler may have raised in the `finally`
+            raise
 
     def expect(self, peer: uuid.UUID) -> None:
         """Expect messages of a peer, for the first time or again."""
