@@ -6,7 +6,6 @@ It hands work to the loops of its Endpoint (netq/runtime/endpoint.py), and takes
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import functools
 import ipaddress
@@ -15,11 +14,13 @@ import math
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
+from netq.io.process_end import at_end, not_at_end
 from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.protocol.receiver import Item
@@ -81,7 +82,7 @@ class Communicator:
                 "without an allow-list; use PickleSerializer(allow=…).load, or another serialiser",
                 *self.netloc,
             )
-        atexit.register(self.close, self.options.connection.linger)
+        at_end(self._endpoint.close_at_end)  # which does not refer to this: it may be collected
 
     @property
     def id(self) -> uuid.UUID:
@@ -282,11 +283,11 @@ class Communicator:
         still take what came before. Closing again is harmless. So is closing in a fork: the parent goes on.
         """
         check_timeout("close", timeout)
-        for loop in self._endpoint.loops:
-            loop.baton.check("close")
         if self._baton.forked:
             return 0
-        atexit.unregister(self.close)  # now: after an interrupted close, the end of the process does not wait again
+        for loop in self._endpoint.loops:
+            loop.baton.check("close")
+        not_at_end(self._endpoint.close_at_end)  # now: after an interrupted close, the end of the process does not wait again
         return self._endpoint.close(timeout)
 
     def request_close(self) -> None:
@@ -310,6 +311,15 @@ class Communicator:
             for first in range(0, len(own), _AT_ONCE):
                 figures |= loop.ask(_figures, own[first : first + _AT_ONCE])
         return {peer.id: figures[peer] for peer in peers if peer.id is not None and not peer.over}
+
+    def __del__(self) -> None:
+        endpoint = getattr(self, "_endpoint", None)  # None: the constructor has raised
+        if endpoint is None or endpoint.over or self._baton.forked:
+            return
+        is_lost = not endpoint.closing
+        endpoint.close_unattended()
+        if is_lost:
+            warnings.warn(f"unclosed netq communicator {self.id}", ResourceWarning, source=self, stacklevel=1)
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from netq.errors import Closed, strip_tracebacks
 from netq.io.condition import Condition
 from netq.io.loop import Loop
+from netq.io.process_end import not_at_end
 from netq.io.timers import Timer
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
 from netq.protocol.connection import Connection
@@ -84,6 +85,7 @@ class Endpoint:
         self.closing = False  # the user has closed
         self.all_ended = False  # the communicator closes, and has no peers left
         self._end_condition = Condition()  # of the same
+        self._unattended = False  # it closes in the background: no thread waits for its end
         self.ended_by: Closed | None = None  # what ended a client's session for good
         self.undelivered = 0  # messages that failed because of closing
         # The peers, and links that have none yet.
@@ -122,6 +124,20 @@ class Endpoint:
             loop.stop(within=1.0)
             loop.join()
         return self.undelivered
+
+    def close_at_end(self) -> None:
+        """Close at the end of the process; harmless in a fork."""
+        if not self.home.baton.forked:
+            self.close(self.options.connection.linger)
+
+    def close_unattended(self) -> None:
+        """Close in the background, as `close(None)` does. Never waits: for finalizers, which may interrupt anything."""
+        self.home.call(self._close_unattended)
+
+    @property
+    def over(self) -> bool:
+        """Whether all loops have ended."""
+        return all(loop.baton.over for loop in self.loops)
 
     def _start(self, transport: TransportFactory) -> None:
         try:
@@ -182,6 +198,18 @@ class Endpoint:
         self._close_inbox(self._closed())
         self.all_ended = True
         self._end_condition.notify()
+        if self._unattended:
+            self.home.call(self._end_unattended)
+
+    def _close_unattended(self) -> None:
+        self._unattended = True
+        self.begin_to_close(None)
+
+    def _end_unattended(self) -> None:
+        self._shut()
+        for loop in self.loops:
+            loop.stop(within=1.0)
+        not_at_end(self.close_at_end)
 
     def _close_inbox(self, error: Closed) -> None:
         self.home.baton.defer(self._inbox.close, error)
