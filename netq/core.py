@@ -57,8 +57,8 @@ class Communicator:
 
     The constructor never waits: a client connects when the server appears. It raises AddressError (a server's address
     is taken, or not of this machine) and SecurityError (a key or certificate cannot be used). After a fork the
-    communicator is the parent's: in the child put, get and statistics raise RuntimeError, and futures that are not done
-    stay so.
+    communicator is the parent's: in the child put, get and statistics raise RuntimeError, and so do futures that were not
+    done.
     """
 
     def __init__(self, options: CommunicatorOptions | None, purpose: Purpose, transport: TransportFactory) -> None:
@@ -108,7 +108,7 @@ class Communicator:
         if type(lane) is not int or not 0 <= lane < LANES:
             lane = ANY_LANE if lane is None else _checked_lane(lane)
         if self._baton.forked:
-            self._check_not_forked("put")
+            self._baton.check_not_forked("put()")
         # The state is read without a lock, and each attribute once: the loop's thread may replace the peer at any
         # moment. A message for a session that ends meanwhile fails with Closed when the outbox is drained.
         dumped = self._dump(data)
@@ -132,7 +132,7 @@ class Communicator:
         `failed(peer, error)` is called for each client that does not get it, here or in a thread of netq. It must not
         wait.
         """
-        self._check_not_forked("put")
+        self._baton.check_not_forked("put()")
         dumped = self._dump(data)
         if type(dumped) is not bytes:
             dumped = stream_of(dumped, self._dump)
@@ -150,7 +150,7 @@ class Communicator:
 
         Otherwise as `put`. Messages of this kind keep their order, as none of them is refused for want of room.
         """
-        self._check_not_forked("put")
+        self._baton.check_not_forked("put()")
         dumped = self._dump(data)
         if type(dumped) is not bytes:
             dumped = stream_of(dumped, self._dump)
@@ -236,7 +236,7 @@ class Communicator:
 
     def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
         """Check the arguments of `get`, here and in the fronts."""
-        self._check_not_forked("get")
+        self._baton.check_not_forked("get()")
         _check_ids("get", peers)
         check_timeout("get", timeout)
 
@@ -301,7 +301,6 @@ class Communicator:
 
     def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""
-        self._check_not_forked("statistics")
         for loop in self._endpoint.loops:
             loop.baton.check("statistics")
         peers = [peer for peer in self._endpoint.peers.values() if peer.id is not None]
@@ -328,13 +327,6 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close(timeout=None if error is None else self.options.connection.linger)
-
-    def _check_not_forked(self, name: str) -> None:
-        if self._baton.forked:
-            raise RuntimeError(
-                f"{name}(): this process is a fork of the one that made this communicator, and has neither its threads "
-                "nor its connections; make a new one after the fork, with an id of its own"
-            )
 
     def _targets(self, peers: tuple[uuid.UUID, ...]) -> list[tuple[uuid.UUID | None, Peer | None]]:
         table, is_server = self._endpoint.peers, self._endpoint.is_server

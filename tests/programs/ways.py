@@ -19,7 +19,7 @@ from typing import Any
 
 BYTES = bytes(20_000)
 COUNT: int = json.loads(sys.argv[1])["count"]
-_KEPT: list[object] = []  # open communicators
+_KEPT: list[Any] = []  # open communicators
 
 
 def put(first: int = 0, last: int = COUNT) -> None:
@@ -44,13 +44,17 @@ def put_and_raise() -> None:
 def put_in_thread() -> None:
     """Let a thread put the second half, after the main thread has ended."""
     put(0, COUNT // 2)
-    main = threading.current_thread()
+    threading.Thread(target=_put_after, args=(threading.current_thread(), put_more)).start()
 
-    def go_on() -> None:
-        main.join()
-        put(COUNT // 2)
 
-    threading.Thread(target=go_on).start()
+def put_in_late_thread() -> None:
+    """The same, with netq imported and a communicator made after the main thread has ended."""
+    threading.Thread(target=_put_after, args=(threading.current_thread(), put)).start()
+
+
+def _put_after(main: threading.Thread, function: Callable[[], None]) -> None:
+    main.join()
+    function()
 
 
 def put_in_pool_of_threads() -> None:
@@ -68,12 +72,12 @@ def put_in_daemon() -> None:
 
 def put_at_exit() -> None:
     put(0, COUNT // 2)
-    atexit.register(put_more, _KEPT[-1])
+    atexit.register(put_more)
 
 
-def put_more(queue: Any) -> None:
+def put_more() -> None:
     for number in range(COUNT // 2, COUNT):
-        queue.put((number, BYTES))
+        _KEPT[-1].put((number, BYTES))
 
 
 def put_in_asyncio() -> None:
@@ -125,8 +129,9 @@ def put_in_child() -> None:
     in_process("fork", put)
 
 
-def in_process(start: str, function: Callable[[], None], **options: Any) -> None:
-    process = multiprocessing.get_context(start).Process(target=function, **options)
+def in_process(start: str, function: Callable[[], None]) -> None:
+    context: Any = multiprocessing.get_context(start)
+    process = context.Process(target=function)
     process.start()
     process.join()
 

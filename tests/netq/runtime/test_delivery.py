@@ -33,9 +33,13 @@ class AtOnce:
     """A guard without a loop: what is to be done afterwards is done at once."""
 
     wanted = False
+    forked = False
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+
+    def check_not_forked(self, what: str) -> None:
+        pass
 
     def defer(self, function: Callable[..., object], *args: Any) -> None:
         function(*args)
