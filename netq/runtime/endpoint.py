@@ -48,6 +48,7 @@ _REVOCATION_PERIOD = 2.0  # seconds after which the list of revoked certificates
 _TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
 _MOST_UNUSED = 1024  # absent sessions without a message: some 10 MiB
 _UNUSED_TIME = 60.0  # seconds for which such a session waits for its client: the first message may have been cut
+_EVENT_LOOP_TIME = 1.0  # seconds in which an asyncio event loop that has polled stops to watch our descriptor
 TransportFactory = Callable[[LinkListener, Loop], Transport]
 
 
@@ -202,6 +203,10 @@ class Endpoint:
             self.home.call(self._end_unattended)
 
     def _close_unattended(self) -> None:
+        seconds = _EVENT_LOOP_TIME if self.home.baton.event_loop_polls else 0.0
+        self.home.at(time.monotonic() + seconds, self._begin_unattended)
+
+    def _begin_unattended(self) -> None:
         self._unattended = True
         self.begin_to_close(None)
 
