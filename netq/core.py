@@ -57,8 +57,8 @@ class Communicator:
 
     The constructor never waits: a client connects when the server appears. It raises AddressError (a server's address
     is taken, or not of this machine) and SecurityError (a key or certificate cannot be used). After a fork the
-    communicator is the parent's: in the child put, get and statistics raise RuntimeError, and so do futures that were not
-    done.
+    communicator is the parent's: in the child put, get and statistics raise RuntimeError, and so do futures that were
+    not done. One that no one refers to is closed in the background, with a ResourceWarning.
     """
 
     def __init__(self, options: CommunicatorOptions | None, purpose: Purpose, transport: TransportFactory) -> None:
@@ -287,7 +287,9 @@ class Communicator:
             return 0
         for loop in self._endpoint.loops:
             loop.baton.check("close")
-        not_at_end(self._endpoint.close_at_end)  # now: after an interrupted close, the end of the process does not wait again
+        not_at_end(
+            self._endpoint.close_at_end
+        )  # now: after an interrupted close, the end of the process does not wait again
         return self._endpoint.close(timeout)
 
     def request_close(self) -> None:

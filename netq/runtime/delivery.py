@@ -272,12 +272,14 @@ class Delivery(Outgoing, Future[None]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         """The condition that concurrent.futures.wait and as_completed lock to read `_state` and `_waiters`."""
-        if self.guard.forked:  # a thread of the parent may hold the condition that there is
+        if self.guard.forked:
             self._check_not_forked("wait")
-            self._made = None
         with self.guard.lock:
-            if self._made is None:
+            if not hasattr(self, "_waiters"):
                 self._waiters: list[Any] = []
+            if self.guard.forked:  # a thread of the parent may hold the condition that there is
+                return threading.Condition(self.guard.lock)
+            if self._made is None:
                 self._made = threading.Condition()
             made: threading.Condition = self._made
             return made
