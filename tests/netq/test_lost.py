@@ -174,7 +174,7 @@ def test_futures_of_the_parent_raise_in_a_fork() -> None:
         assert not pending.cancelled()
         assert done.cancelled()
         assert concurrent.futures.wait([done]).done == {done}
-        assert list(concurrent.futures.as_completed([done])) == [done]
+        assert list(concurrent.futures.as_completed([done])) == [done]  # type: ignore[arg-type]
         assert client.close() == 0
 
     try:
