@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import threading
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -315,7 +316,7 @@ class Communicator:
     def _poll(self) -> None:
         """Poll the core's sockets in the event loop, unless the core's thread has to."""
         if self._baton.start_polling(self._poller):
-            self._loop.add_reader(self._baton.poller.fileno(), self._ready)
+            self._loop.add_reader(self._baton.poller.fileno(), _ready, weakref.ref(self))
             self._loop.call_soon(self._ready)  # for what came before it began
 
     def _ready(self) -> None:
@@ -334,6 +335,12 @@ class Communicator:
             self._stop_polling()
         self._wake_all()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_poller") and self._poller.active:  # otherwise the constructor has raised, perhaps
+            self._poller.active = False
+            _soon(self._loop, self._loop.remove_reader, self._baton.poller.fileno())
+            self._baton.resume()
+
     def _stop_polling(self) -> None:
         self._poller.active = False
         with contextlib.suppress(ValueError, OSError):  # the core's loop has ended
@@ -350,6 +357,12 @@ class Communicator:
     def _in_loop(self, event: Callable[[uuid.UUID], object] | None) -> Callable[[uuid.UUID], object] | None:
         """Wrap an event function so that it runs in the event loop, whose exception handler gets its errors."""
         return None if event is None else functools.partial(_soon, self._loop, event)
+
+
+def _ready(communicator: weakref.ref[Communicator]) -> None:
+    """Do the same. The event loop has this as its reader, and so keeps no communicator that no one else refers to."""
+    if (found := communicator()) is not None:
+        found._ready()
 
 
 def _running_loop(name: str) -> asyncio.AbstractEventLoop:

@@ -6,7 +6,6 @@ It hands work to the loops of its Endpoint (netq/runtime/endpoint.py), and takes
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import functools
 import ipaddress
@@ -14,11 +13,13 @@ import math
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
+from netq.io.process_end import at_end, not_at_end
 from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
@@ -62,8 +63,8 @@ class Communicator:
 
     The constructor never waits: a client connects when the server appears. It raises AddressError (a server's address
     is taken, or not of this machine) and SecurityError (a key or certificate cannot be used). After a fork the
-    communicator is the parent's: in the child put, get and statistics raise RuntimeError, and futures that are not done
-    stay so.
+    communicator is the parent's: in the child put, get and statistics raise RuntimeError, and so do futures that were
+    not done. One that no one refers to is closed in the background, with a ResourceWarning.
     """
 
     def __init__(self, options: CommunicatorOptions | None, purpose: Purpose, transport: TransportFactory) -> None:
@@ -87,7 +88,7 @@ class Communicator:
                 "without an allow-list; use PickleSerializer(allow=…).load, or another serialiser",
                 *self.netloc,
             )
-        atexit.register(self._close_and_tell, self.options.connection.linger)
+        at_end(self._endpoint.close_at_end)  # which does not refer to this: it may be collected
 
     @property
     def id(self) -> uuid.UUID:
@@ -113,7 +114,7 @@ class Communicator:
         if type(lane) is not int or not 0 <= lane < LANES:
             lane = ANY_LANE if lane is None else _checked_lane(lane)
         if self._baton.forked:
-            self._check_not_forked("put")
+            self._baton.check_not_forked("put()")
         # The state is read without a lock, and each attribute once: the loop's thread may replace the peer at any
         # moment. A message for a session that ends meanwhile fails with Closed when the outbox is drained.
         dumped = self._dump(data)
@@ -137,7 +138,7 @@ class Communicator:
         `failed(peer, error)` is called for each client that does not get it, here or in a thread of netq. It must not
         wait.
         """
-        self._check_not_forked("put")
+        self._baton.check_not_forked("put()")
         dumped = self._dump(data)
         if type(dumped) is not bytes:
             dumped = stream_of(dumped, self._dump)
@@ -155,7 +156,7 @@ class Communicator:
 
         Otherwise as `put`. Messages of this kind keep their order, as none of them is refused for want of room.
         """
-        self._check_not_forked("put")
+        self._baton.check_not_forked("put()")
         dumped = self._dump(data)
         if type(dumped) is not bytes:
             dumped = stream_of(dumped, self._dump)
@@ -245,7 +246,7 @@ class Communicator:
 
     def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
         """Check the arguments of `get`, here and in the fronts."""
-        self._check_not_forked("get")
+        self._baton.check_not_forked("get()")
         _check_ids("get", peers)
         check_timeout("get", timeout)
 
@@ -293,11 +294,11 @@ class Communicator:
         still take what came before. Closing again is harmless. So is closing in a fork: the parent goes on.
         """
         check_timeout("close", timeout)
-        for loop in self._endpoint.loops:
-            loop.baton.check("close")
         if self._baton.forked:
             return 0
-        atexit.unregister(self._close_and_tell)  # now: after an interrupted close, the end of the process waits no more
+        for loop in self._endpoint.loops:
+            loop.baton.check("close")
+        not_at_end(self._endpoint.close_at_end)  # now: after an interrupted close, the end of the process waits no more
         return self._endpoint.close(timeout)
 
     def request_close(self) -> None:
@@ -311,7 +312,6 @@ class Communicator:
 
     def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""
-        self._check_not_forked("statistics")
         for loop in self._endpoint.loops:
             loop.baton.check("statistics")
         peers = [peer for peer in self._endpoint.peers.values() if peer.id is not None]
@@ -322,26 +322,24 @@ class Communicator:
                 figures |= loop.ask(_figures, own[first : first + _AT_ONCE])
         return {peer.id: figures[peer] for peer in peers if peer.id is not None and not peer.over}
 
+    def __del__(self) -> None:
+        endpoint = getattr(self, "_endpoint", None)  # None: the constructor has raised
+        if endpoint is None or endpoint.over or self._baton.forked:
+            return
+        is_lost = not endpoint.closing
+        endpoint.close_unattended()
+        if is_lost:
+            warnings.warn(f"unclosed netq communicator {self.id}", ResourceWarning, source=self, stacklevel=1)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._close_and_tell(None if error is None else self.options.connection.linger)
-
-    def _close_and_tell(self, timeout: float | None) -> None:
-        """Close where no caller looks at the count, and log which messages were lost unseen."""
-        self.close(timeout)
-        if not self._baton.forked and (lost := self._endpoint.undelivered.text("{}:{}".format(*self.netloc))):
-            log.warning("%s; the futures of put, which say why, were not looked at", lost)
-
-    def _check_not_forked(self, name: str) -> None:
-        if self._baton.forked:
-            raise RuntimeError(
-                f"{name}(): this process is a fork of the one that made this communicator, and has neither its threads "
-                "nor its connections; make a new one after the fork, with an id of its own"
-            )
+        self.close(None if error is None else self.options.connection.linger)
+        if not self._baton.forked:
+            self._endpoint.tell_lost()
 
     def _targets(self, peers: tuple[uuid.UUID, ...]) -> list[tuple[uuid.UUID | None, Peer | None]]:
         table, is_server = self._endpoint.peers, self._endpoint.is_server

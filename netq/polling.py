@@ -33,7 +33,6 @@ def poll(communicators: Iterable[Communicator], timeout: float | None = None) ->
     expect(bool(watched), "poll", watched, expected)
     for communicator in watched:
         expect(isinstance(communicator, Communicator), "poll", communicator, expected)
-        communicator._check_not_forked("poll")
         communicator._baton.check("poll")
     check_timeout("poll", timeout)
     deadline = math.inf if timeout is None else time.monotonic() + timeout

@@ -34,7 +34,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.protocol.connection"],
     ["netq.security*"],
     ["netq.io.receive_size", "netq.io.selector"],
-    ["netq.io.timers", "netq.io.poller"],
+    ["netq.io.timers", "netq.io.poller", "netq.io.process_end"],
     ["netq.io.baton"],
     ["netq.io.loop"],
     ["netq.io.accept", "netq.io.connect", "netq.io.sockets"],

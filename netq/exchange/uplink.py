@@ -85,7 +85,7 @@ class Uplink:
 
         If `is_due` returns False when its turn comes, it is not sent, and done.
         """
-        self.queue._check_not_forked("put")
+        self.queue._baton.check_not_forked("put()")
         request = Request(envelope, failed, is_due)
         self.turns.add(functools.partial(self._put, request))
         return request.future

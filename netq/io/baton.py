@@ -278,11 +278,20 @@ class Baton:
     # For users' threads that wait.
 
     def check(self, name: str) -> None:
-        """Raise RuntimeError in the loop's thread, and in a handler that interrupts a wait: they cannot wait."""
+        """Raise RuntimeError where nothing can wait: in the loop's thread, a handler that interrupts a wait, a fork."""
         self.wait_lock(name)
+
+    def check_not_forked(self, what: str) -> None:
+        """Raise RuntimeError in a fork of the process that has made the loop."""
+        if self.forked:
+            raise RuntimeError(
+                f"{what}: this process is a fork of the one that made this communicator, and has neither its threads "
+                "nor its connections; make a new one after the fork, with an id of its own"
+            )
 
     def wait_lock(self, name: str) -> threading.Lock:
         """Return the lock that this thread holds while it waits in the function `name`."""
+        self.check_not_forked(f"{name}()")
         if threading.get_ident() == self.thread or _is_owned(self.lock) or _is_owned(self._waiters_lock):
             raise RuntimeError(
                 f"{name}() waits for a loop: it cannot be called in one, by an event or a callback, nor by a signal "

@@ -29,6 +29,10 @@ class Guard(Protocol):
     ledger: Undelivered
     lock: Any  # an RLock
     wanted: bool  # a user's thread wants the lock
+    forked: bool  # this process is a fork of the one that owns it
+
+    def check_not_forked(self, what: str) -> None:
+        """See Baton."""
 
     def defer(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)`, which may be the user's, without the lock."""
@@ -60,7 +64,8 @@ class Delivery(Outgoing, Future[None]):
     """Done when the peer holds the message: then the data may be changed again.
 
     `result()` raises Closed, QueueFull or MessageTooLarge if the peer never will. With several peers it waits for all,
-    and raises the error of the first of `futures` that has one.
+    and raises the error of the first of `futures` that has one. In a fork, `done` says what was known then; what would
+    wait for a delivery of the parent, or change it, raises RuntimeError.
     """
 
     # The guard is the baton of the peer's loop: a thread holds it to change a Delivery. The condition, the list of
@@ -95,6 +100,7 @@ class Delivery(Outgoing, Future[None]):
                 if self._made is not None and self._ending:
                     self._end_for_library(self._ending)
             return all(cancelled)
+        self._check_not_forked("cancel")
         # A signal handler on top of the baton's holder: the interrupted code may be sending this very message, and has
         # perhaps packed its header. The lock is reentrant and would not keep the handler out.
         if self.guard.lock._is_owned():
@@ -114,6 +120,10 @@ class Delivery(Outgoing, Future[None]):
         self.guard.run_late_deferred()
         return True
 
+    def __repr__(self) -> str:  # that of Future locks the condition
+        error = "" if self._exception is None else f" raised {type(self._exception).__name__}"
+        return f"<Delivery to {self.peer} state={self._state.lower()}{error}>"
+
     def cancelled(self) -> bool:
         """Return whether it was taken back."""
         return self._state is _CANCELLED
@@ -128,6 +138,7 @@ class Delivery(Outgoing, Future[None]):
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call `fn(self)` when it is done, in a thread of netq, where it must not wait. If it is done, call it now."""
+        self._check_not_forked("add_done_callback")
         self._look()
         self._listen(fn)
 
@@ -212,6 +223,10 @@ class Delivery(Outgoing, Future[None]):
         for part in self._futures:
             part._look(self)
 
+    def _check_not_forked(self, name: str) -> None:
+        if self._state is PENDING:
+            self.guard.check_not_forked(f"{name}()")
+
     def _conclude(self) -> None:
         """Take the state of the parts, which are all done. Harmless afterwards."""
         errors = [error for future in self._futures if (error := future._exception)]
@@ -287,10 +302,15 @@ class Delivery(Outgoing, Future[None]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         """The condition that concurrent.futures.wait and as_completed lock to read `_state` and `_waiters`."""
+        if self.guard.forked:
+            self._check_not_forked("wait")
         self._look()
         with self.guard.lock:
-            if self._made is None:
+            if not hasattr(self, "_waiters"):
                 self._waiters: list[Any] = []
+            if self.guard.forked:  # a thread of the parent may hold the condition that there is
+                return threading.Condition(self.guard.lock)
+            if self._made is None:
                 self._made = threading.Condition()
             made: threading.Condition = self._made
             return made

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from netq.errors import Closed, strip_tracebacks
 from netq.io.condition import Condition
 from netq.io.loop import Loop
+from netq.io.process_end import not_at_end
 from netq.io.timers import Timer
 from netq.log import log
 from netq.log import thread as log_thread
@@ -51,6 +52,7 @@ _TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
 _MOST_UNUSED = 1024  # absent sessions without a message: some 10 MiB
 _MOST_ALIKE = 8  # ids with one hash: clients can choose them so, and each table of peers would search all of them
 _UNUSED_TIME = 60.0  # seconds for which such a session waits for its client: the first message may have been cut
+_EVENT_LOOP_TIME = 1.0  # seconds in which an asyncio event loop that has polled stops to watch our descriptor
 TransportFactory = Callable[[LinkListener, Loop], Transport]
 
 
@@ -91,6 +93,7 @@ class Endpoint:
         self.closing = False  # the user has closed
         self.all_ended = False  # the communicator closes, and has no peers left
         self._end_condition = Condition()  # of the same
+        self._unattended = False  # it closes in the background: no thread waits for its end
         self.ended_by: Closed | None = None  # what ended a client's session for good
         self.undelivered = Undelivered(self.home)
         for loop in self.loops:
@@ -133,6 +136,26 @@ class Endpoint:
             loop.join()
         log_thread.flush(_LOG_TIME if timeout is None else min(timeout, _LOG_TIME))
         return self.undelivered.count
+
+    def close_at_end(self) -> None:
+        """Close at the end of the process; harmless in a fork."""
+        if not self.home.baton.forked:
+            self.close(self.options.connection.linger)
+            self.tell_lost()
+
+    def tell_lost(self) -> None:
+        """Log which messages were not delivered, after a close of which no caller takes the count."""
+        if lost := self.undelivered.text(self._address):
+            log.warning("%s; the futures of put, which say why, were not looked at", lost)
+
+    def close_unattended(self) -> None:
+        """Close in the background, as `close(None)` does. Never waits: for finalizers, which may interrupt anything."""
+        self.home.call(self._close_unattended)
+
+    @property
+    def over(self) -> bool:
+        """Whether all loops have ended."""
+        return all(loop.baton.over for loop in self.loops)
 
     def _start(self, transport: TransportFactory) -> None:
         try:
@@ -203,6 +226,23 @@ class Endpoint:
         self._close_inbox(self._closed())
         self.all_ended = True
         self._end_condition.notify()
+        if self._unattended:
+            self.home.call(self._end_unattended)
+
+    def _close_unattended(self) -> None:
+        seconds = _EVENT_LOOP_TIME if self.home.baton.event_loop_polls else 0.0
+        self.home.at(time.monotonic() + seconds, self._begin_unattended)
+
+    def _begin_unattended(self) -> None:
+        self._unattended = True
+        self.begin_to_close(None)
+
+    def _end_unattended(self) -> None:
+        self._shut()
+        for loop in self.loops:
+            loop.stop(within=1.0)
+        not_at_end(self.close_at_end)
+        self.tell_lost()
 
     def _close_inbox(self, error: Closed) -> None:
         self.home.baton.defer(self._inbox.close, error)

@@ -1,4 +1,4 @@
-"""SIGKILL of a client while it sends, and of a server while it receives.
+"""SIGKILL of a client while it sends, and of a server while it receives; and all the ways in which a process ends.
 
 The case "`kill -9` of a client in mid-send" of docs/explanation/reliability.md; and clients that find the
 successor of a killed server.
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+import netq.exchange
 from netq import Closed, NetworkLocation, Purpose
 from netq.testing.fixtures import LIMIT, Communicators
 from netq.testing.proxy import Proxy
@@ -198,3 +199,47 @@ def taken(server: Child, count: int, data: str) -> set[str]:
     facts = [server.receive() for _ in range(count)]
     assert [fact["data"] for fact in facts] == [data] * count
     return {fact["peer"] for fact in facts}
+
+
+# the end of a process without `close`
+
+
+WAYS = (
+    *(f"main {what}" for what in ("put", "put_in_thread", "put_in_pool_of_threads", "put_at_exit", "put_and_lose")),
+    *(f"fork {what}" for what in ("put", "put_and_exit", "put_and_raise", "put_in_thread", "put_in_late_thread")),
+    *(f"fork {what}" for what in ("put_in_pool_of_threads", "put_in_daemon", "put_in_asyncio", "put_in_trio")),
+    *(f"fork {what}" for what in ("put_and_lose", "put_in_child", "pool", "executor")),
+    *(f"forkserver {what}" for what in ("put", "put_in_late_thread", "pool", "executor")),
+    *(f"spawn {what}" for what in ("put", "put_in_thread", "put_at_exit", "pool", "executor")),
+    "by-hand put",
+)
+MESSAGES = 200
+
+
+@pytest.mark.slow
+@on("tcp")  # what ends is the process, whatever its transport
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_of_ending_a_process_delivers(
+    communicators: Communicators, children: Children, wire: Wire, way: str
+) -> None:
+    server = communicators.server()
+    program = children.start("ways", wire, Purpose.CLIENT, server.netloc, way=way, count=MESSAGES)
+    numbers = {server.get(timeout=LIMIT).data[0] for _ in range(MESSAGES)}
+    assert numbers == set(range(MESSAGES))
+    program.process.wait(LIMIT)
+    assert ("on purpose" in program.errors()) == ("raise" in way)
+
+
+@pytest.mark.slow
+@on("tcp")
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_child_that_publishes_and_ends_delivers(children: Children, wire: Wire, start: str) -> None:
+    here = netq.CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))
+    with (
+        netq.exchange.Exchange(here) as exchange,
+        netq.exchange.Client(netq.CommunicatorOptions(netloc=exchange.netloc)) as client,
+    ):
+        client.subscribe("numbers").result(LIMIT)
+        program = children.start("ways", wire, Purpose.CLIENT, exchange.netloc, way=f"{start} publish", count=MESSAGES)
+        assert [client.get(LIMIT).data[0] for _ in range(MESSAGES)] == list(range(MESSAGES))
+        program.finish()

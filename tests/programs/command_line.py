@@ -31,8 +31,8 @@ def facts() -> dict[str, Any]:
     return found
 
 
-def communicator(**changes: Any) -> Communicator:
-    """Return the communicator of the command line, with these fields of its CommunicatorOptions replaced."""
+def options(**changes: Any) -> CommunicatorOptions:
+    """Return the options of the command line, with these fields replaced."""
     given = facts()
     options = CommunicatorOptions(
         id=uuid.UUID(given["id"]),
@@ -42,7 +42,13 @@ def communicator(**changes: Any) -> Communicator:
         seal=None if given["seal"] is None else SealOptions(*given["seal"]),
         mqtt=MqttOptions(prefix=given["prefix"]),
     )
-    return netq.new(Protocol(given["protocol"]), Purpose(given["purpose"]), dataclasses.replace(options, **changes))
+    return dataclasses.replace(options, **changes)
+
+
+def communicator(**changes: Any) -> Communicator:
+    """Return the communicator of the command line, with these fields of its CommunicatorOptions replaced."""
+    given = facts()
+    return netq.new(Protocol(given["protocol"]), Purpose(given["purpose"]), options(**changes))
 
 
 def report(**facts: object) -> None:

@@ -34,11 +34,15 @@ class AtOnce:
     """A guard without a loop: what is to be done afterwards is done at once."""
 
     wanted = False
+    forked = False
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.ledger = Undelivered(cast(Any, None))
         self.ledger.closing = True  # it has no loop to log in
+
+    def check_not_forked(self, what: str) -> None:
+        pass
 
     def defer(self, function: Callable[..., object], *args: Any) -> None:
         function(*args)

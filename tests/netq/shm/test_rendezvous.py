@@ -74,7 +74,7 @@ def test_path_is_private_and_removed_at_the_end(communicators: Communicators, tm
 
 def test_file_of_a_dead_server_is_replaced(communicators: Communicators, start: Start, tmp_path: Path) -> None:
     path = tmp_path / "netq"
-    code = "import sys, netq; netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, netq.CommunicatorOptions("
+    code = "import sys, netq; server = netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, netq.CommunicatorOptions("
     dead = start(code + "netloc=(sys.argv[1], 0))); print(flush=True); sys.stdin.read()", path)
     assert dead.stdout is not None
     dead.stdout.readline()
