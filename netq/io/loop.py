@@ -171,6 +171,7 @@ class Loop:
             log_thread.attach()
             with baton.lock:
                 baton.choose_phase()
+            baton.run_deferred()  # what was deferred until now has not woken this thread
             while not self._is_over():
                 self.turn()
         except BaseException as error:
