@@ -35,7 +35,7 @@ class Queue:
         self.before: Callable[[], object] = lambda: None
         self.errors = list(errors)
 
-    def _check_not_forked(self, name: str) -> None: ...
+    def check_not_forked(self, what: str) -> None: ...
 
     @property
     def _baton(self) -> Queue:
