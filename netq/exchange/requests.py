@@ -7,6 +7,7 @@ handler runs on top of any other code.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from netq.exchange.envelope import Envelope, Kind
 from netq.log import log
 from netq.runtime.delivery import Delivery
 
+_OWN = 2  # references to a future: that of its Request, and that of `getrefcount`
 _MAY_WAIT = (Kind.PUSH, Kind.CALL)  # requests that an exchange need not answer soon
 
 
@@ -61,10 +63,17 @@ class Request:
         delivery = self.delivery
         return delivery is not None and delivery.done() and not delivery.cancelled() and delivery.exception() is None
 
+    @property
+    def _is_dropped(self) -> bool:
+        """Whether no code but this refers to the future, so that no user will learn from it that it has failed."""
+        return sys.getrefcount(self.future) <= _OWN and not self.future._done_callbacks  # type: ignore[attr-defined]
+
     def settle(self, result: Any = None, error: Exception | None = None) -> None:
         """Let the future be done, unless its user has cancelled it."""
         if error is not None and self.failed is not None:
             self.failed(error)
+        elif error is not None and self._is_dropped and self.queue is not None:
+            self.queue._endpoint.undelivered.dropped(None, error)
         try:
             if self.future.set_running_or_notify_cancel():
                 self.future.set_result(result) if error is None else self.future.set_exception(error)

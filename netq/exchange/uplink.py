@@ -87,8 +87,9 @@ class Uplink:
         """
         self.queue._baton.check_not_forked("put()")
         request = Request(envelope, failed, is_due)
+        future = request.future  # referred to here, because it may fail before the caller has it
         self.turns.add(functools.partial(self._put, request))
-        return request.future
+        return future
 
     def want(self, envelope: Envelope, taker: Taker | None = None) -> Future[Any] | None:
         """Ask for something, now and in each session. `taker` ends if the exchange refuses it, or with the client.

@@ -115,7 +115,7 @@ class Undelivered:
             else:
                 self._periods[key] = 0
                 self._loop.at(time.monotonic() + _PERIOD, self._end_period, key)
-                log.warning("a message was not delivered, and the future of its put was not looked at: %s", error)
+                log.warning("a message was not delivered, and its future was not looked at: %s", error)
 
     def _end_period(self, key: tuple[_Peer, str]) -> None:
         count = self._periods.pop(key)

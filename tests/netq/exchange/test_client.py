@@ -482,3 +482,14 @@ def test_plain_server_is_suspected_in_the_log(log: LogRecorder, monkeypatch: pyt
         assert not future.done()
         client.close(0)
     assert len(log.having("is it an exchange?")) == 1
+
+
+def test_a_request_whose_future_is_dropped_tells_its_failure(site: Site, log: LogRecorder) -> None:
+    client = site.client(site.exchange(permissions=[]))
+    kept = client.publish("kept", 1)
+    assert isinstance(error(kept), NotPermitted)
+    client.publish("called back", 1).add_done_callback(lambda future: future.exception())
+    client.publish("dropped", 1)
+    log.wait("a message was not delivered, and its future was not looked at: publish: 'dropped'")
+    assert not log.having("'kept'")
+    assert not log.having("'called back'")

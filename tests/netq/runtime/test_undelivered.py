@@ -23,7 +23,7 @@ from netq.testing.log import LogRecorder
 from tests.netq.makers import in_process
 
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
-NOT_LOOKED_AT = "the future of its put was not looked at"
+NOT_LOOKED_AT = "its future was not looked at"
 FULL = QueueFull(A, "1 messages (queue_size)")
 
 
