@@ -20,6 +20,7 @@ from netq.log import log
 _PERIOD = 10.0  # seconds of silence about a peer after a line
 _MOST_PEERS = 16  # peers of which the log has lines in one period; the others share one
 _SHOWN = 3  # peers that the text of all names
+_MOST_NAMED = 1000  # peers that are counted one by one, however many come and go
 _Peer = uuid.UUID | None
 
 
@@ -53,6 +54,7 @@ class Undelivered:
         self._notes: deque[tuple[_Peer, int, int]] = deque()  # peer, failed, and of these not looked at
         self._count = 0
         self._unseen: Counter[_Peer] = Counter()
+        self._others = 0  # of peers beyond the first ones
         self._dropped: deque[tuple[_Peer, Exception]] = deque()
         self._reports = False  # `_report` is going to run
         self._periods: dict[tuple[_Peer, str], int] = {}  # failures since the last line about a peer
@@ -87,9 +89,9 @@ class Undelivered:
         """Return how many of them the user has not looked at, and to whom they were; "" without any."""
         self.fold()
         peers = [(server if peer is None else str(peer), count) for peer, count in self._unseen.most_common() if count]
-        total = sum(count for _, count in peers)
+        total = sum(count for _, count in peers) + self._others
         named = ", ".join([f"{count:,} to {peer}" for peer, count in peers[:_SHOWN]])
-        rest = sum(count for _, count in peers[_SHOWN:])
+        rest = sum(count for _, count in peers[_SHOWN:]) + self._others
         return (f"{total:,} message{'s were' if total > 1 else ' was'} not delivered: {named}" if total else "") + (
             f", {rest:,} to others" if rest else ""
         )
@@ -99,6 +101,9 @@ class Undelivered:
         while self._notes:
             peer, failed, unseen = self._notes.popleft()
             self._count += failed
+            if peer not in self._unseen and len(self._unseen) >= _MOST_NAMED:
+                self._others += unseen
+                continue
             self._unseen[peer] += unseen
             if not self._unseen[peer]:
                 del self._unseen[peer]

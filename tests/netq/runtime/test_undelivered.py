@@ -95,6 +95,15 @@ def test_text_names_three_peers() -> None:
     assert len(kept) == 15
 
 
+def test_peers_are_counted_one_by_one_up_to_a_thousand() -> None:
+    undelivered = Undelivered(cast(Any, Clock()))
+    kept = [undelivered.failed(uuid.UUID(int=n), FULL, looked_at=False) for n in range(3000)]
+    assert undelivered.text("").endswith(", 2,997 to others")
+    assert len(undelivered._unseen) == 1000
+    undelivered.closing = True
+    assert len(kept) == 3000
+
+
 def test_the_first_is_told_at_once_and_others_later(log: LogRecorder) -> None:
     clock = Clock()
     undelivered = Undelivered(cast(Any, clock))
