@@ -294,12 +294,15 @@ class Communicator:
         still take what came before. Closing again is harmless. So is closing in a fork: the parent goes on.
         """
         check_timeout("close", timeout)
+        return self._close(timeout, kept=False)
+
+    def _close(self, timeout: float | None, *, kept: bool) -> int:
         if self._baton.forked:
             return 0
         for loop in self._endpoint.loops:
             loop.baton.check("close")
         not_at_end(self._endpoint.close_at_end)  # now: after an interrupted close, the end of the process waits no more
-        return self._endpoint.close(timeout)
+        return self._endpoint.close(timeout, kept=kept)
 
     def request_close(self) -> None:
         """Begin to close, and return at once: for signal handlers, events and callbacks of futures.
@@ -337,9 +340,7 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close(None if error is None else self.options.connection.linger)
-        if not self._baton.forked:
-            self._endpoint.tell_lost()
+        self._close(None if error is None else self.options.connection.linger, kept=True)
 
     def _targets(self, peers: tuple[uuid.UUID, ...]) -> list[tuple[uuid.UUID | None, Peer | None]]:
         table, is_server = self._endpoint.peers, self._endpoint.is_server

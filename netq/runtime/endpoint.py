@@ -122,8 +122,11 @@ class Endpoint:
 
     # For the communicator, in any thread.
 
-    def close(self, timeout: float | None) -> int:
-        """Let each peer finish within `timeout`, then end everything. Return how many messages were not delivered."""
+    def close(self, timeout: float | None, *, kept: bool = False) -> int:
+        """Let each peer finish within `timeout`, then end everything. Return how many messages were not delivered.
+
+        Logs those that were lost unseen; `kept` is that of Undelivered.text.
+        """
         # The transport stays open until the peers have ended: one that has lost its link may come back for what it has
         # still to get. The loops end last; a second is what their links take at most to send their last bytes.
         self.home.ask(self.begin_to_close, timeout)
@@ -134,18 +137,17 @@ class Endpoint:
         for loop in self.loops:
             loop.stop(within=1.0)
             loop.join()
+        self._tell_lost(kept=kept)
         log_thread.flush(_LOG_TIME if timeout is None else min(timeout, _LOG_TIME))
         return self.undelivered.count
 
     def close_at_end(self) -> None:
         """Close at the end of the process; harmless in a fork."""
         if not self.home.baton.forked:
-            self.close(self.options.connection.linger)
-            self.tell_lost()
+            self.close(self.options.connection.linger, kept=True)
 
-    def tell_lost(self) -> None:
-        """Log which messages were not delivered, after a close of which no caller takes the count."""
-        if lost := self.undelivered.text(self._address):
+    def _tell_lost(self, *, kept: bool) -> None:
+        if lost := self.undelivered.text(self._address, kept=kept):
             log.warning("%s; the futures of put, which say why, were not looked at", lost)
 
     def close_unattended(self) -> None:
@@ -242,7 +244,7 @@ class Endpoint:
         for loop in self.loops:
             loop.stop(within=1.0)
         not_at_end(self.close_at_end)
-        self.tell_lost()
+        self._tell_lost(kept=True)
 
     def _close_inbox(self, error: Closed) -> None:
         self.home.baton.defer(self._inbox.close, error)

@@ -10,6 +10,7 @@ a finalizer on top of any other code here: they only append. All else runs in th
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections import Counter, deque
@@ -21,7 +22,8 @@ _PERIOD = 10.0  # seconds of silence about a peer after a line
 _MOST_PEERS = 16  # peers of which the log has lines in one period; the others share one
 _SHOWN = 3  # peers that the text of all names
 _MOST_NAMED = 1000  # peers that are counted one by one, however many come and go
-_Peer = uuid.UUID | None
+_OTHERS = "other peers"
+_Peer = uuid.UUID | None  # None: a server that was not reached yet
 
 
 class Unseen:
@@ -41,7 +43,7 @@ class Unseen:
             owner.looked_at(self.peer)
 
     def __del__(self) -> None:
-        if self.owner is not None:
+        if self.owner is not None and not sys.is_finalizing():
             self.owner.dropped(self.peer, self.error)
 
 
@@ -49,28 +51,30 @@ class Undelivered:
     """The messages of one communicator that were not delivered."""
 
     def __init__(self, loop: Loop) -> None:
-        self.closing = False  # from then on the sum is told, by `close`
+        self.closing = False  # until `text` is asked for, at the end of `close`
         self._loop = loop
-        self._notes: deque[tuple[_Peer, int, int]] = deque()  # peer, failed, and of these not looked at
+        # Peer, and how many have failed, are not looked at, and were dropped while it closes.
+        self._notes: deque[tuple[_Peer, int, int, int]] = deque()
         self._count = 0
-        self._unseen: Counter[_Peer] = Counter()
-        self._others = 0  # of peers beyond the first ones
+        self._unseen: Counter[_Peer | str] = Counter()
+        self._lost: Counter[_Peer | str] = Counter()  # dropped while it closes
         self._dropped: deque[tuple[_Peer, Exception]] = deque()
         self._reports = False  # `_report` is going to run
-        self._periods: dict[tuple[_Peer, str], int] = {}  # failures since the last line about a peer
+        self._periods: dict[tuple[_Peer | str, str], int] = {}  # failures since the last line about a peer
 
     def failed(self, peer: _Peer, error: Exception, *, looked_at: bool) -> Unseen | None:
         """Count a message. Return what its Delivery has to hold, if the user has not looked at it."""
-        self._notes.append((peer, 1, int(not looked_at)))
+        self._notes.append((peer, 1, int(not looked_at), 0))
         return None if looked_at else Unseen(self, peer, error)
 
     def looked_at(self, peer: _Peer) -> None:
         """Note that the user has looked at a failure."""
-        self._notes.append((peer, 0, -1))
+        self._notes.append((peer, 0, -1, 0))
 
     def dropped(self, peer: _Peer, error: Exception) -> None:
         """Note that the user has dropped the future of a failure without a look."""
         if self.closing:
+            self._notes.append((peer, 0, 0, 1))
             return
         self._dropped.append((peer, error))
         if not self._reports:
@@ -85,36 +89,44 @@ class Undelivered:
         self.fold()
         return self._count
 
-    def text(self, server: str) -> str:
-        """Return how many of them the user has not looked at, and to whom they were; "" without any."""
+    def text(self, server: str, *, kept: bool) -> str:
+        """Return how many were lost unseen, and to whom; "" without any. At the end of `close`, once.
+
+        kept: also those whose futures the user may still look at. Otherwise those that were dropped during `close`.
+        """
         self.fold()
-        peers = [(server if peer is None else str(peer), count) for peer, count in self._unseen.most_common() if count]
-        total = sum(count for _, count in peers) + self._others
-        named = ", ".join([f"{count:,} to {peer}" for peer, count in peers[:_SHOWN]])
-        rest = sum(count for _, count in peers[_SHOWN:]) + self._others
-        return (f"{total:,} message{'s were' if total > 1 else ' was'} not delivered: {named}" if total else "") + (
-            f", {rest:,} to others" if rest else ""
+        found = Counter(self._unseen if kept else self._lost)
+        others = found.pop(_OTHERS, 0)
+        peers = [(server if peer is None else str(peer), count) for peer, count in found.most_common() if count > 0]
+        self._unseen.clear()
+        self._lost.clear()
+        self.closing = False
+        total = sum(count for _, count in peers) + others
+        rest = sum(count for _, count in peers[_SHOWN:]) + others
+        named = [f"{count:,} to {peer}" for peer, count in peers[:_SHOWN]] + [f"{rest:,} to others"] * bool(rest)
+        return (
+            f"{total:,} message{'s were' if total > 1 else ' was'} not delivered: {', '.join(named)}" if total else ""
         )
 
     def fold(self) -> None:
         """Add up the notes."""
         while self._notes:
-            peer, failed, unseen = self._notes.popleft()
+            peer, failed, unseen, lost = self._notes.popleft()
             self._count += failed
-            if peer not in self._unseen and len(self._unseen) >= _MOST_NAMED:
-                self._others += unseen
-                continue
-            self._unseen[peer] += unseen
-            if not self._unseen[peer]:
-                del self._unseen[peer]
+            for counts, change in ((self._unseen, unseen), (self._lost, lost)):
+                key = peer if peer in counts or len(counts) < _MOST_NAMED else _OTHERS
+                if change:
+                    counts[key] += change
+                if not counts[key]:
+                    del counts[key]
 
     def _report(self) -> None:
         self._reports = False
         while self._dropped:
             peer, error = self._dropped.popleft()
-            key = peer, type(error).__name__
+            key: tuple[_Peer | str, str] = (peer, type(error).__name__)
             if key not in self._periods and len(self._periods) >= _MOST_PEERS:
-                key = None, key[1]
+                key = _OTHERS, key[1]
             if key in self._periods:
                 self._periods[key] += 1
             else:
@@ -122,10 +134,10 @@ class Undelivered:
                 self._loop.at(time.monotonic() + _PERIOD, self._end_period, key)
                 log.warning("a message was not delivered, and its future was not looked at: %s", error)
 
-    def _end_period(self, key: tuple[_Peer, str]) -> None:
+    def _end_period(self, key: tuple[_Peer | str, str]) -> None:
         count = self._periods.pop(key)
         if count and not self.closing:
             self._periods[key] = 0
             self._loop.at(time.monotonic() + _PERIOD, self._end_period, key)
-            who = "several peers" if key[0] is None else key[0]
+            who = key[0] or "the server"
             log.warning("%s: %d more messages were not delivered (%s); look at the futures of put", who, count, key[1])

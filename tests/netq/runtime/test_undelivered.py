@@ -77,20 +77,32 @@ def test_all_failures_are_counted_and_unseen_ones_named() -> None:
     unseen = [undelivered.failed(peer, FULL, looked_at=False) for peer in (A, A, B, None)]
     undelivered.failed(A, FULL, looked_at=True)
     assert undelivered.count == 5
-    assert undelivered.text("host:1") == f"4 messages were not delivered: 2 to {A}, 1 to {B}, 1 to host:1"
-    for one in unseen[1:]:
+    for one in unseen[:1]:
         assert one is not None
         one.look()
         one.look()
-    assert undelivered.text("host:1") == f"1 message was not delivered: 1 to {A}"
-    undelivered.closing = True  # no line for the one that is left
+    assert undelivered.text("host:1", kept=True) == "3 messages were not delivered: " + ", ".join(
+        [f"1 to {A}", f"1 to {B}", "1 to host:1"]
+    )
+    assert undelivered.text("host:1", kept=True) == "", "it was told"
+    undelivered.closing = True  # no line for those that are left
+
+
+def test_an_explicit_close_names_those_whose_futures_were_dropped() -> None:
+    undelivered = Undelivered(cast(Any, Clock()))
+    undelivered.closing = True
+    kept = undelivered.failed(A, FULL, looked_at=False)
+    undelivered.failed(B, FULL, looked_at=False)
+    assert undelivered.text("", kept=False) == f"1 message was not delivered: 1 to {B}"
+    undelivered.closing = True
+    assert kept is not None
 
 
 def test_text_names_three_peers() -> None:
     undelivered = Undelivered(cast(Any, Clock()))
     kept = [undelivered.failed(uuid.UUID(int=n), FULL, looked_at=False) for n in range(5) for _ in range(5 - n)]
     named = ", ".join(f"{5 - n} to {uuid.UUID(int=n)}" for n in range(3))
-    assert undelivered.text("") == f"15 messages were not delivered: {named}, 3 to others"
+    assert undelivered.text("", kept=True) == f"15 messages were not delivered: {named}, 3 to others"
     undelivered.closing = True
     assert len(kept) == 15
 
@@ -98,8 +110,9 @@ def test_text_names_three_peers() -> None:
 def test_peers_are_counted_one_by_one_up_to_a_thousand() -> None:
     undelivered = Undelivered(cast(Any, Clock()))
     kept = [undelivered.failed(uuid.UUID(int=n), FULL, looked_at=False) for n in range(3000)]
-    assert undelivered.text("").endswith(", 2,997 to others")
-    assert len(undelivered._unseen) == 1000
+    assert undelivered.count == 3000
+    assert len(undelivered._unseen) == 1001
+    assert undelivered.text("", kept=True).endswith(", 2,997 to others")
     undelivered.closing = True
     assert len(kept) == 3000
 
@@ -128,7 +141,7 @@ def test_many_peers_have_few_lines(log: LogRecorder) -> None:
     clock.turn()
     clock.turn(11.0)
     assert len(log.having(NOT_LOOKED_AT)) == 17
-    assert log.having("several peers: 983 more messages")
+    assert log.having("other peers: 983 more messages")
 
 
 # What counts as a look.
@@ -213,6 +226,33 @@ def test_a_with_block_says_what_was_not_delivered(log: LogRecorder) -> None:
     host, port = netloc
     assert len(log.having(f"2 messages were not delivered: 2 to {host}:{port}")) == 1
     assert not log.having(NOT_LOOKED_AT)
+
+
+def test_close_says_what_was_lost_unseen_and_put_after_it(log: LogRecorder) -> None:
+    with netq.new("tcp", "server", CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
+        netloc = server.netloc
+    queue = netq.new(options=CommunicatorOptions(netloc=netloc, connection=ConnectionOptions(linger=0.0)))
+    queue.put("nobody listens")
+    kept = queue.put("nor to this")
+    assert queue.close(LIMIT) == 2
+    assert len(log.having(f"1 message was not delivered: 1 to {netloc.host}:{netloc.port}")) == 1
+    queue.put("after it")
+    assert "this communicator is closed" in log.wait(NOT_LOOKED_AT)
+    assert isinstance(kept.exception(), Closed)
+
+
+def test_a_communicator_of_a_function_is_told_once(log: LogRecorder) -> None:
+    with netq.new("tcp", "server", CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
+        netloc = server.netloc
+
+    def forget() -> None:
+        queue = netq.new(options=CommunicatorOptions(netloc=netloc, connection=ConnectionOptions(linger=0.0)))
+        queue.put("nobody listens")
+
+    with pytest.warns(ResourceWarning):
+        forget()
+    assert log.wait("1 message was not delivered")
+    assert len(log.having("not delivered")) == 1
 
 
 def test_a_with_block_whose_messages_arrive_says_nothing(communicators: Communicators, log: LogRecorder) -> None:
