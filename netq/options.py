@@ -135,8 +135,10 @@ class SerializationOptions:
     dump: Callable[[Any], Any] = field(default_factory=lambda: PickleSerializer().dump)
 
     def __post_init__(self) -> None:
-        expect(is_function(self.load), "SerializationOptions.load", self.load, "a callable that is not async")
-        expect(is_function(self.dump), "SerializationOptions.dump", self.dump, "a callable that is not async")
+        for name in ("load", "dump"):
+            value = getattr(self, name)
+            hint = f"; pass its method: {name}=….{name}" if hasattr(value, name) else ""
+            expect(is_function(value), f"SerializationOptions.{name}", value, f"a callable that is not async{hint}")
 
 
 @dataclass(frozen=True)

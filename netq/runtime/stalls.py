@@ -2,7 +2,7 @@
 
 It notices two things, each within two periods. Unread messages fill the memory of a loop, and peers that would send
 more wait. And a `get` that names peers waits, while none of them is connected. The Endpoint asks it in its loops. It
-takes the inbox's lock and writes to the log in deferred calls only, without the baton (netq/io/baton.py).
+takes the inbox's lock in deferred calls only, without the baton (netq/io/baton.py).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class FullMemory:
             return
         self._told = True
         untaken = [amount for session in sessions if (amount := session.untaken) > 0]
-        self._loop.baton.defer(
-            log.warning,
-            "memory is full: %s cannot send the rest of a message. %.1f MiB from %d peers are here, and no `get` takes "
-            "them; %.1f MiB are parts of messages. Take messages, or set a larger `memory` than %.1f MiB",
+        log.warning(
+            "memory is full: %s cannot send the rest of a message. %.1f MiB of other messages, of %d peers, are here, "
+            "and no `get` takes them; %.1f MiB more are parts of messages. Take messages of the other peers, too, or "
+            "set a larger `memory` than %.1f MiB",
             _name(waiting),
             (sum(untaken) + budget.orphaned) / _MIB,
             len(untaken),
@@ -70,7 +70,7 @@ class AbsentPeers:
         self._last, self._told = stuck, self._told & stuck | {*news}
         if news:
             absent = [uuid.UUID(int=key) for keys in news for key in keys]
-            log.warning("get waits for %s: not connected; it goes on when one of them connects", _name(absent))
+            log.warning("get waits for %s: not connected; it goes on when one connects", _name(absent))
 
 
 def _name(peers: list[uuid.UUID | None] | list[uuid.UUID]) -> str:

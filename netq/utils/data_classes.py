@@ -134,10 +134,12 @@ class Sent:
             sent = self._kind if self._kind is not None and not isinstance(named, type) else named
             is_form = named.__module__ == forms.__name__ and named not in (forms.array, forms.scalar)
             why = "`allow` cannot allow it" if is_form else error
+            advice = "Send plain values or arrays of numbers"
+            if "which `allow` refuses" in str(why) and isinstance(named, type):
+                advice += ", or a dataclass that `allow` names, or give PickleSerializer `dump` and `load` for it"
             raise SerializationError(
                 f"put: a {sent.__module__}.{sent.__qualname__}, which `load` of this PickleSerializer would refuse: "
-                f"{why}. Allow its class, send plain values or arrays of numbers, or give PickleSerializer `dump` and "
-                "`load` for it"
+                f"{why}. {advice}"
             ) from error
 
 

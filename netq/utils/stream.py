@@ -28,6 +28,7 @@ from netq.validate import expect
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
 _HEAD_SIZE, _pack_head, _unpack_head = _HEAD.size, _HEAD.pack, _HEAD.unpack_from
 _SIZE = struct.Struct("<Q")
+_FUNCTION = "a function, or None; for names, PickleSerializer.allow_by_name makes one"
 _ZEROS = bytes(ALIGNMENT)
 _COPIED = 64 * 1024  # bytes: a pickle of this size or less is copied before it is interpreted
 _SMALL = 4096  # bytes: a Pickler that has written more has a large memo, and is not kept
@@ -231,7 +232,7 @@ class PickleSerializer:
         load: Callable[[Any], Any] | None = None,
     ) -> None:
         for name, function in (("allow", allow), ("dump", dump), ("load", load)):
-            expect(function is None or callable(function), f"PickleSerializer.{name}", function, "a function, or None")
+            expect(function is None or callable(function), f"PickleSerializer.{name}", function, _FUNCTION)
         self.is_restricted = allow is not None
         self._is_plain = allow is None and load is None
         self._functions = allow, dump, load

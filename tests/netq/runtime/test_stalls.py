@@ -63,8 +63,9 @@ def test_full_memory_is_told_once(watched: Watched) -> None:
     assert watched.look() == []
     (line,) = watched.look(5)
     assert line == (
-        f"memory is full: {B} cannot send the rest of a message. 1.5 MiB from 1 peers are here, and no `get` takes "
-        "them; 0.0 MiB are parts of messages. Take messages, or set a larger `memory` than 2.5 MiB"
+        f"memory is full: {B} cannot send the rest of a message. 1.5 MiB of other messages, of 1 peers, are here, "
+        "and no `get` takes them; 0.0 MiB more are parts of messages. Take messages of the other peers, too, or set a "
+        "larger `memory` than 2.5 MiB"
     )
 
 
@@ -116,7 +117,7 @@ def test_get_of_absent_peer_is_told_once(inbox: Inbox) -> None:
     inbox.enter(Waiter((A, B), lambda: None))
     assert lines(watch, peer(A, connected=False)) == []
     assert lines(watch, peer(A, connected=False), 5) == [
-        f"get waits for {A} and 1 other: not connected; it goes on when one of them connects"
+        f"get waits for {A} and 1 other: not connected; it goes on when one connects"
     ]
 
 
