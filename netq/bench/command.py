@@ -146,6 +146,9 @@ def _measure(options: argparse.Namespace) -> int:
         try:
             with _reported(options, clients[0].facts) as figures, progress() as shown:
                 _run(clients, threads, options, shown, figures)
+        except KeyboardInterrupt:
+            warnings.prints = False  # what is on its way is not delivered, as the user wants
+            raise
         except netq.Closed as error:
             raise BenchError(f"the server at {format_netloc(*server.netloc)}: {error.why}") from error
     return 0

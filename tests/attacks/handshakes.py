@@ -305,7 +305,6 @@ ATTEMPTS = [
         "an INI",
     ),
     Attempt("A's token, B's certificate", stolen_token(B), f"its certificate is that of {B}", "an INI"),
-    Attempt("A's token, another certificate of A", stolen_token(A), "was begun with another certificate", "an INI"),
     Attempt("two live clients of one id", two_live_clients(secure=False), "is in use by another client", "an INI"),
     Attempt("the same, with certificates", two_live_clients(secure=True), "is in use by another client", "an INI"),
     Attempt("the id of a client that is away", taken_over, "takeover_grace", "an INI"),

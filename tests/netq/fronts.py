@@ -80,6 +80,7 @@ class Adapter:
         self._front = front = elsewhere.call(new, purpose=purpose, options=options)
         self._elsewhere = elsewhere
         self.id, self.netloc, self.options = front.id, front.netloc, front.options
+        self._endpoint = front._core._endpoint
         self.get = functools.partial(elsewhere.wait, front.get)
         self.close = functools.partial(elsewhere.wait, front.close)
         self.statistics = functools.partial(elsewhere.wait, front.statistics)

@@ -72,7 +72,8 @@ class Life:
     def close(self, timeout: float) -> int:
         """Close, and get all messages that arrived; return the number of undelivered ones."""
         self.closed = True
-        undelivered = self.communicator.close(timeout)
+        failed = self.communicator._endpoint.undelivered.count
+        undelivered = self.communicator.close(timeout) - failed
         self._reader.result(LIMIT)
         return undelivered
 

@@ -106,7 +106,7 @@ def test_faults_cost_the_link_only(clients: Programs, listener: Listener) -> Non
     _, errors = end(process)
     assert "Sanitizer" not in errors
     assert "runtime error" not in errors
-    assert errors.count("expected") >= len(BAD) + len(BAD_INI)
+    assert errors.count("expected") >= 30, "of at most 60 lines a minute"
 
 
 def test_ack_of_bytes_that_wait_here_frees_nothing(clients: Programs, listener: Listener, tmp_path: Path) -> None:

@@ -312,7 +312,8 @@ class Talk(Total):
         left = 0
         for communicator in self._all:
             start = time.monotonic()
-            left += communicator.close(LIMIT)
+            count = communicator.close(LIMIT)
+            left += count if communicator is self.main else 0  # what others put back may fail when this has closed
             if time.monotonic() - start > LATE:
                 self.note("late", f"close {where}")
         refused = [part for future in self.futures.values() for part in future.futures if part.exception(0)]
