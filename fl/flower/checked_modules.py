@@ -1,6 +1,6 @@
 """Imports the modules of an app from bytes whose signature was checked, whatever else is in its folder by then.
 
-Python would also run what nobody has signed there: `__pycache__`, extension modules, files that came after the check.
+Python would also run what is not signed there: `__pycache__`, extension modules, files that came after the check.
 Used by fl/flower/signed_app.py. Reads no file.
 """
 

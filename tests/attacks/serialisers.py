@@ -143,7 +143,7 @@ class Cost(NamedTuple):
 
 
 def measure(attack: Attack) -> Cost:
-    """Load a message, beside a thread that notices how long it does not run."""
+    """Load a message, while a thread notices how long it does not run."""
     stream, done, gaps = attack.make(), threading.Event(), [0.0]
 
     def tick() -> None:

@@ -239,7 +239,7 @@ def test_wrong_key_and_certificate_are_named(author: Author) -> None:
 
 
 def test_only_the_checked_bytes_of_a_stored_app_run(author: Author) -> None:
-    """Not a compiled file with an unchecked hash, nor a module that nobody has signed."""
+    """Not a compiled file with an unchecked hash, nor a module that no author has signed."""
     app, board = author.signed(1), author.board()
     board.store(app)
     folder = author.folder / "apps" / app.version / "farm"
