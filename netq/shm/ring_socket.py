@@ -193,6 +193,8 @@ class RingSocket:
 
     def _send(self, view: memoryview, timeout: float | None) -> int:
         self._check_open()
+        if not view:  # no byte that the peer should be woken for
+            return 0
         try:
             return self._writer.write(view, timeout)
         except BrokenPipeError:

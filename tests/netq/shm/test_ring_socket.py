@@ -110,6 +110,13 @@ STEP = st.one_of(
 )
 
 
+def test_no_bytes_wake_no_peer() -> None:
+    with new_pair() as pair:
+        assert not select.select([pair[1]], [], [], 0)[0]
+        assert pair[0].send(b"") == 0
+        assert not select.select([pair[1]], [], [], 0)[0]
+
+
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), STEP), max_size=40), st.randoms())
 def test_socket_behaves_like_two_queues(steps: list[tuple[bool, tuple[str, int]]], source: random.Random) -> None:
