@@ -16,10 +16,11 @@ which they lie on the stack, with what the limits need. Three rules follow from 
 
 from __future__ import annotations
 
+import codecs
 import pickle
 import struct
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from netq.errors import NotAllowed, Unreadable
@@ -38,11 +39,13 @@ MAX_SAME_HASHES = 1000  # such keys in a message: comparing two may compare long
 MAX_NUMBERS = 10_000  # keys of one dict or set that are not texts: a peer can choose n so that they take n**2 steps
 MAX_STEPS = MAX_NUMBERS**2  # such steps of all dicts and sets of a message
 MAX_INT = 4096  # bytes of an integer: hashing and printing it take more than linear time
+_PIECE = 2**18  # bytes of a text that one call decodes with the interpreter's lock held: 10 ms at most
 _SMALL_INT = 32  # bytes: a larger integer has a part, as containers have
 _FREE_PARTS = 2**15  # parts that any message may have; above, one more for each `_BYTES_A_PART` bytes read
 _BYTES_A_PART = 4  # an empty dict takes one byte in a message, and a hundred and fifty here
 _SET_PARTS = 3  # an empty set, or deque, takes as much memory as four other containers: so many more
-_VALUES_A_PART = 4  # of a dict that a constructor copies
+_VALUES_A_PART = 4  # of a dict, or a shape, that a constructor copies
+_COPIED_A_PART = 128  # bytes that it copies
 _UNBUILT = object()  # the value in the memo of an instance whose BUILD has not come
 
 _unpack_int = struct.Struct("<i").unpack_from
@@ -99,7 +102,7 @@ class _Load:
     def __init__(
         self,
         data: bytes | memoryview,
-        buffers: Sequence[memoryview],
+        buffers: Iterable[memoryview],
         classes: Callable[[str, str], Any],
         persistent: Callable[[Any], Any],
     ) -> None:
@@ -117,7 +120,7 @@ class _Load:
         self.work = 0  # values hashed, compared, or given to constructors
         self.same = 0  # keys with the hash of another in their dict or set
         self.steps = 0  # of finding places for keys that are not texts, if their hashes meet in the table
-        self.unread = sum([len(buffer) for buffer in buffers])  # bytes of buffers that constructors may read
+        self.unread = 0  # bytes of buffers that constructors may read
 
     def run(self) -> Any:
         data, table = self.data, _TABLE
@@ -258,7 +261,7 @@ def _too_much(depth: int) -> Unreadable:
 
 def load(
     data: bytes | memoryview,
-    buffers: Sequence[memoryview],
+    buffers: Iterable[memoryview],
     classes: Callable[[str, str], Any],
     persistent: Callable[[Any], Any],
 ) -> Any:
@@ -376,8 +379,15 @@ def _text_of_8(load: _Load, at: int) -> int:
 
 def _text(load: _Load, at: int, size: int) -> int:
     stop = load.span(at, size)
-    load.stack.append(str(load.data[at:stop], "utf-8", "surrogatepass"))
+    text = load.data[at:stop]
+    load.stack.append(str(text, "utf-8", "surrogatepass") if size <= _PIECE else _long_text(text))
     return stop
+
+
+def _long_text(content: bytes | memoryview) -> str:
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
+    pieces = [decoder.decode(content[start : start + _PIECE]) for start in range(0, len(content), _PIECE)]
+    return "".join([*pieces, decoder.decode(b"", True)])
 
 
 @_opcode(pickle.SHORT_BINBYTES)
@@ -413,6 +423,7 @@ def _next_buffer(load: _Load, at: int) -> int:
     buffer = next(load.buffers, None)
     if buffer is None:
         raise Unreadable("a pickle uses more out-of-band buffers than its message has")
+    load.unread += len(buffer)
     if load.data[at] != _READONLY:
         load.stack.append(buffer)
         return at
@@ -657,7 +668,7 @@ def _make(
 ) -> int:
     if make is not None:
         if builder.copies or builder.opens:
-            load.count(at, size // _VALUES_A_PART if builder.copies else _SET_PARTS)
+            load.count(at, _copied(args, size) if builder.copies else _SET_PARTS)
         if builder.reads and args and type(args[0]) is memoryview:
             load.unread -= len(args[0])
             if load.unread < 0:
@@ -667,6 +678,11 @@ def _make(
         raise NotAllowed(f"a message makes a {builder.name} in a way that pickle itself would not for this class")
     load.begin_frame(_Opened(builder, args, depth, size))
     return at
+
+
+def _copied(args: tuple[Any, ...], size: int) -> int:
+    """Return how many parts weigh as much as a copy of these arguments."""
+    return size // _VALUES_A_PART + sum([len(value) for value in args if type(value) is bytes]) // _COPIED_A_PART
 
 
 @_opcode(pickle.BUILD)

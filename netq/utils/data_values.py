@@ -25,9 +25,9 @@ _LARGEST = 2048  # bits of a part of a fraction, which are reduced
 _MAX_SCALAR = 4096  # bytes of a scalar of numpy: of texts
 _MAX_DIMS = 64  # of an array: numpy's own limit
 _MAX_BYTES = 2**62  # of an array's dimension
-# of numbers, texts and dates: no objects, no structures
+# of numbers, texts and dates: no objects, no structures; and no steps of 0, by which numpy divides
 _DTYPE = re.compile(
-    r"\|(b1|[iu]1|S[1-9][0-9]{0,5})|[<>]([iu][248]|f[248]|c8|c16|U[1-9][0-9]{0,5}|[mM]8(\[[0-9]{0,4}[a-zA-Z]{1,2}\])?)"
+    r"\|(b1|[iu]1|S[1-9][0-9]{0,5})|[<>]([iu][248]|f[248]|c8|c16|U[1-9][0-9]{0,5}|[mM]8(\[([1-9][0-9]{0,3})?[a-zA-Z]{1,2}\])?)"
 )
 _FRACTION = re.compile(r"-?[0-9]+(/[0-9]+)?")
 
@@ -41,7 +41,7 @@ class Builder:
     build: if the other is None: takes the tuple of arguments, and the state of BUILD.
     opens: the result may be filled (a list, a dict), or get its state (an exception).
     is_atom: the result is a single value, like a number: it holds nothing that the message could change or nest.
-    copies: `call` copies a dict.
+    copies: `call` copies what its arguments hold, such as a dict or a shape.
     reads: `call` looks at all bytes of its first argument, so that a message may use these only once.
     """
 
@@ -244,7 +244,7 @@ def _array(name: str, _found: Any) -> Builder:
         _expect(len(args) == 4 and type(args[0]) is memoryview, name)
         return _made(name, *args)
 
-    return Builder(name, call=call, is_atom=True, reads=True)
+    return Builder(name, call=call, is_atom=True, copies=True, reads=True)
 
 
 def _scalar(name: str, _found: Any) -> Builder:
@@ -252,7 +252,7 @@ def _scalar(name: str, _found: Any) -> Builder:
         _expect(len(args) == 2 and type(args[1]) is bytes and len(args[1]) <= _MAX_SCALAR, name)
         return _made(name, args[1], args[0], (), None)[()]
 
-    return Builder(name, call=call, is_atom=True)
+    return Builder(name, call=call, is_atom=True, copies=True)
 
 
 _FACTORIES = (int, float, str, bool, list, dict, set)

@@ -20,6 +20,7 @@ from typing import Any
 
 _STEP = 16 * 1024 * 1024  # bytes that one call copies with the interpreter's lock held: some milliseconds
 _MOVED = ("numpy._core.multiarray", "numpy.core.multiarray", "numpy.rec")  # modules that not every numpy has
+_CODES = tuple("bBhHiIlLqQnNfdc?")  # formats that a memoryview can be cast to
 _BUILTIN_DTYPES = 24  # numbers of numpy's own dtypes are lower
 
 Axes = tuple[int, ...] | None  # of the value, in the order of the axes in memory; None: as they lie
@@ -179,13 +180,17 @@ def _torch(value: Any) -> Any:
         else:
             source = source.contiguous()
     name = str(value.dtype).removeprefix("torch.")
-    memory = source.reshape(-1).view(torch.uint8).numpy() if source.numel() else bytearray()
+    # The stride of one element may be any number, and `view` needs 1.
+    flat = source.as_strided((source.numel(),), (1,))
+    memory = flat.view(torch.uint8).numpy() if len(flat) else bytearray()
     fields = (name, tuple(source.shape), axes, kind.__name__, value.requires_grad)
     return tensor, (PickleBuffer(memory), *fields)
 
 
 def _builtin(value: Any) -> Any:
     if type(value) is memoryview and value.c_contiguous and (value.ndim == 1 or value.nbytes):
+        if value.format not in _CODES:
+            return NotImplemented
         return view, (PickleBuffer(value), value.format, value.shape)
     if type(value) in (type, BuiltinFunctionType) and value.__module__ in _MOVED:
         return moved, (value.__name__,)

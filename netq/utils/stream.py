@@ -35,7 +35,7 @@ _SMALL = 4096  # bytes: a Pickler that has written more has a large memo, and is
 _SHOWN = 8  # sizes of buffers in an error's text: a peer decides how many there are
 _LINE = 4096  # bytes that `readline` reads at once
 
-_Loads: TypeAlias = Callable[[bytes | memoryview, Sequence[memoryview]], Any]
+_Loads: TypeAlias = Callable[[bytes | memoryview, Iterable[memoryview]], Any]
 
 
 class Stream:
@@ -298,6 +298,7 @@ class PickleSerializer:
         `dump` did not make, or that exceed the limits.
         """
         data: bytes | memoryview
+        buffers: Iterator[memoryview]
         if isinstance(stream, bytes):
             data = stream
         else:
@@ -306,10 +307,11 @@ class PickleSerializer:
             size, count = _unpack_head(data)
             stop = _HEAD_SIZE + size
             if not count and stop <= len(data):
-                pickled, buffers = data[_HEAD_SIZE:stop], []
+                pickled, buffers = data[_HEAD_SIZE:stop], iter(())
             else:
                 whole = stream if isinstance(stream, Stream) else Stream.of(memoryview(stream))
-                pickled, *buffers = parts(whole.contiguous())
+                buffers = parts(whole.contiguous())  # as they are used: a peer can announce millions
+                pickled = next(buffers)
             if size <= _COPIED and self._is_plain:  # faster than an Unpickler
                 return pickle.loads(pickled, buffers=buffers)
             return self._loads(pickled, buffers)
@@ -398,7 +400,7 @@ def _loads(persistent_load: Callable[[Any], Any] | None) -> _Loads:
         def persistent_load(self, pid: Any) -> Any:
             return (persistent_load or _refuse_identifier)(pid)
 
-    def loads(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
+    def loads(pickled: bytes | memoryview, buffers: Iterable[memoryview]) -> Any:
         return Unpickler(_Source([pickled]), buffers=buffers).load()
 
     return loads
@@ -407,7 +409,7 @@ def _loads(persistent_load: Callable[[Any], Any] | None) -> _Loads:
 def _loads_data(classes: Classes, persistent_load: Callable[[Any], Any] | None) -> _Loads:
     persistent = persistent_load or _refuse_identifier
 
-    def loads(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
+    def loads(pickled: bytes | memoryview, buffers: Iterable[memoryview]) -> Any:
         # indexing bytes is faster; for a large pickle the copy is not
         data = pickled if len(pickled) > _COPIED else bytes(pickled)
         return data_pickle.load(data, buffers, classes, persistent)

@@ -38,6 +38,7 @@ ALLOWED = (
 PRIME = 2**61 - 1  # hash(n) is n modulo this
 MIB = 2**20
 CLASSES = "tests.attacks.classes"
+FORMS = "netq.utils.forms"
 
 
 class Payload(NamedTuple):
@@ -106,6 +107,11 @@ def _copies(data: bytes) -> bytes:
     first = args + b"R(K\x01" + whole(2**16) + b"\x85\x94" + dtype + b"J" + NEGATIVE + b"K\x00tb\x94\x89" + data
     again = b"h\x00" + args + b"R(K\x01h\x01h\x02\x89h\x03tb"
     return b"](" + name("numpy._core.multiarray", "_reconstruct") + b"\x94" + first + b"\x94tb" + again * 1000 + b"e."
+
+
+def _again(first: bytes, count: int) -> bytes:
+    """Return the opcodes of many values, by a class and arguments that are in the message once, in these opcodes."""
+    return b"](" + first + b"h\x00h\x01R" * count + b"e."
 
 
 PAYLOADS: dict[str, Payload] = {
@@ -266,6 +272,9 @@ PAYLOADS: dict[str, Payload] = {
         )
         for size in (100, 2**31 - 1, 2**31, 2 ** (8 * width) - 1)
     },
+    "P18 a long text that ends badly": Payload(
+        b"\x8d" + (8 * MANY).to_bytes(8, "little") + "é".encode() * (4 * MANY - 1) + b"\xff\xff."
+    ),
     "P18 BINSTRING": Payload(b"T\xff\xff\xff\x7fabc."),
     "P19 ndarray((2**31,))": Payload(call("numpy", "ndarray", (2**31,)) + b"."),
     "P19 zeros(2**31)": Payload(call("numpy", "zeros", 2**31) + b"."),
@@ -289,6 +298,16 @@ PAYLOADS: dict[str, Payload] = {
         + b"e."
     ),
     "P19 many deques": Payload(b"](" + name("collections", "deque") + b"\x94)R" + b"h\x00)R" * 50_000 + b"e."),
+    "P19 one text as many scalars": Payload(
+        _again(
+            name(FORMS, "scalar") + b"\x94" + text("|S4096") + b"B\x00\x10\x00\x00" + bytes(4096) + b"\x86\x94R",
+            MANY // 10,
+        )
+    ),
+    "P19 one shape as many arrays": Payload(
+        _again(name(FORMS, "array") + b"\x94(\x97" + text("<f4") + b"(" + b"K\x00" * 64 + b"tNt\x94R", MANY // 10), (0,)
+    ),
+    "P20 a date in steps of 0": Payload(name(FORMS, "scalar") + text("<M8[0s]") + b"C\x08" + bytes(8) + b"\x86R."),
     "P20 a dtype of objects": Payload(
         name("numpy", "dtype")
         + text("O8")
@@ -321,6 +340,7 @@ PAYLOADS: dict[str, Payload] = {
     "P22 fewer buffers than the pickle uses": Payload(b"\x97\x97\x86.", (8,)),
     "P22 more buffers than the pickle uses": Payload(b"\x97.", (8, 8)),
     "P22 a buffer of no pickle": Payload(b"N.", (8,)),
+    "P22 a million buffers of no pickle": Payload(b"N.", (0,) * MANY),
     "P22 READONLY_BUFFER of a text": Payload(text("x") + b"\x98."),
     "P22 _frombuffer, another shape": Payload(
         name("numpy._core.numeric", "_frombuffer")

@@ -91,6 +91,8 @@ TENSORS = {
     "parameter": torch.nn.Parameter(torch.ones(2, 3)),
     "frozen": torch.nn.Parameter(torch.ones(2, 3), requires_grad=False),
     "sparse": torch.eye(3).to_sparse(),
+    "one of a column": torch.ones(1, 4)[:, 0],
+    "one of a conjugate": torch.tensor([1 + 2j]).conj().imag,
     "channels last": torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
 }
 
@@ -132,6 +134,19 @@ def test_memoryview_arrives(value: Any) -> None:
     there = moved([value])[0]
     assert (there.format, there.shape, there.readonly) == (value.format, value.shape, value.readonly)
     assert there == value
+
+
+@pytest.mark.parametrize("dtype", [">i4", "f2", "c8", "U2", "i4,f8"])
+def test_memoryview_of_what_python_cannot_make_is_refused(dtype: str) -> None:
+    with pytest.raises(TypeError, match="memoryview"):
+        trusting.dump([memoryview(np.zeros(3, dtype))])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_long_text_arrives(width: int) -> None:
+    letter = ("a", "é", "\ud800", "\U0001f600")[width - 1]
+    for size in (2**18 - 1, 2**18, 2**18 + 1, 2**20 + 7):
+        assert data.load(received(data.dump("x" + letter * (size // width)))) == "x" + letter * (size // width)
 
 
 def test_paths_of_python_313_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +199,7 @@ FORGED = {
     "no dtype": (forged_array(None), "the dtype of the type NoneType"),
     "a structure's text": (forged_array("i4,i4", (3,)), "the dtype 'i4,i4'"),
     "a unit without end": (forged_array("<M8[" + "9" * 500 + "s]", (3,)), "the dtype"),
+    "a unit of none": (forged_array("<M8[0s]", (3,)), "the dtype"),
     "a unit that is none": (forged_array("<M8[xy]", (3,)), "cannot be loaded"),
     "too few bytes": (forged_array(shape=(7,)), "no valid arguments"),
     "too many bytes": (forged_array(shape=(5,)), "no valid arguments"),
