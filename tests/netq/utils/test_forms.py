@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from netq.errors import SerializationError, Unreadable
 from netq.utils import forms
@@ -76,49 +75,7 @@ def test_sharing_and_cycles_arrive() -> None:
     assert round[0] is round
 
 
-TENSORS = {
-    "contiguous": torch.arange(6.0).reshape(2, 3),
-    "transposed": torch.arange(6).reshape(2, 3).T,
-    "strided": torch.arange(12, dtype=torch.int16).reshape(3, 4)[:, ::2],
-    "expanded": torch.ones(1, 3).expand(4, 3),
-    "no dimension": torch.tensor(2.5),
-    "empty": torch.zeros(3, 0),
-    "bool": torch.tensor([True, False]),
-    "bfloat16": torch.ones(3, dtype=torch.bfloat16),
-    "float8": torch.ones(3).to(torch.float8_e4m3fn),
-    "complex": torch.ones(3, dtype=torch.complex64).conj(),
-    "gradient": torch.ones(3, requires_grad=True),
-    "parameter": torch.nn.Parameter(torch.ones(2, 3)),
-    "frozen": torch.nn.Parameter(torch.ones(2, 3), requires_grad=False),
-    "sparse": torch.eye(3).to_sparse(),
-    "one of a column": torch.ones(1, 4)[:, 0],
-    "one of a conjugate": torch.tensor([1 + 2j]).conj().imag,
-    "channels last": torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
-}
-
-
-@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
-def test_tensor_arrives(tensor: torch.Tensor) -> None:
-    there = moved([tensor])[0]
-    assert type(there) is type(tensor)
-    assert (there.dtype, there.shape, there.requires_grad) == (tensor.dtype, tensor.shape, tensor.requires_grad)
-    if tensor.layout is torch.strided and tensor.dtype is not torch.float8_e4m3fn:
-        assert torch.equal(there, tensor)
-    else:
-        assert repr(there) == repr(tensor)
-
-
-def test_tensors_are_sent_from_their_own_memory_and_into_that_of_the_receiver() -> None:
-    value, target = torch.ones(1000, 300).T, torch.zeros(300_000)
-    sent = trusting.dump({"w": value})
-    assert np.shares_memory(np.frombuffer(sent.buffers[-1], "f4"), value.numpy())
-    into: Any = target.numpy()
-    there = trusting.load_into(received(sent), [memoryview(into).cast("B")])["w"]
-    assert torch.equal(there, value)
-    assert there.data_ptr() == target.data_ptr()
-
-
-@pytest.mark.parametrize("value", [array.array("d", [1.5, 2.5]), array.array("u", "abc"), array.array("B")])
+@pytest.mark.parametrize("value", [array.array("d", [1.5, 2.5]), array.array("i", [1, 2]), array.array("B")])
 def test_array_of_the_standard_library_arrives(value: Any) -> None:
     there = moved([value])[0]
     assert type(there) is type(value)
@@ -163,8 +120,6 @@ REFUSED = {
     "masked": (np.ma.array([1, 2]), r"a numpy\.ma\.MaskedArray.*would refuse"),
     "a matrix": (np.zeros((1, 2)).view(np.matrix), r"a numpy\.matrix.*would refuse"),
     "a structure's dtype": (np.dtype([("a", "i4")]), r"would refuse"),
-    "a tensor": (torch.zeros(2), r"a torch\.Tensor, which .load. of this"),
-    "sparse": (torch.eye(2).to_sparse(), r"a torch\.Tensor, which .load. of this"),
     "a path": (pathlib.PurePosixPath("a"), r"a pathlib\..*PurePosixPath.*would refuse"),
     "an array": (array.array("d", [1.0]), r"a array\.array.*would refuse"),
     "a function": (sys.exit, r"a sys\.exit, which `load`"),
