@@ -94,7 +94,7 @@ def _serve_client(
     end = _endpoint(server, peer)
     served = False
     try:
-        end.put(("hello", protocol.VERSION, facts()))
+        end.put(("hello", protocol.VERSION, facts())).add_done_callback(_let_go)
         while True:
             _serve_request(end, largest)
             served = True
