@@ -75,6 +75,10 @@ def put_at_exit() -> None:
     atexit.register(put_more)
 
 
+def put_all_at_exit() -> None:
+    atexit.register(put)
+
+
 def put_more() -> None:
     for number in range(COUNT // 2, COUNT):
         _KEPT[-1].put((number, BYTES))
