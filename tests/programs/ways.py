@@ -76,6 +76,8 @@ def put_at_exit() -> None:
 
 
 def put_all_at_exit() -> None:
+    import netq  # noqa: F401  # before the end: what is imported in a function of atexit cannot register any more
+
     atexit.register(put)
 
 

@@ -278,7 +278,7 @@ def test_a_handler_may_put_while_another_thread_drops_a_future_after_the_end() -
         dropped.set()
         log_thread.join(LIMIT)
         drop_thread.join(LIMIT)
-        assert not (log_thread.is_alive() or drop_thread.is_alive())
+        assert [log_thread.is_alive(), drop_thread.is_alive()] == [False, False]
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
