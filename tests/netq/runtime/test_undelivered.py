@@ -332,3 +332,25 @@ def test_failures_before_close_are_counted(communicators: Communicators) -> None
     assert isinstance(server.put("to a stranger", A).exception(LIMIT), Closed)
     assert communicators.abort(server) == 1
     communicators.abort(client)
+
+
+def test_a_callback_is_added_while_a_finalizer_has_the_baton_and_waits_for_a_lock(communicators: Communicators) -> None:
+    server = communicators.server()
+    client = communicators.client(server.netloc)
+    introduce(server, client)
+    future, baton, lock = client.put("one"), client._baton, threading.Lock()
+    holds, ended, got = threading.Event(), threading.Event(), list[bool]()
+
+    def finalizer() -> None:
+        with baton.lock:
+            holds.set()
+            got.append(lock.acquire(timeout=LIMIT))  # of a logging handler, say
+
+    holder = threading.Thread(target=finalizer)
+    with lock:
+        holder.start()
+        assert holds.wait(LIMIT)
+        future.add_done_callback(lambda _: ended.set())
+    holder.join(2 * LIMIT)
+    assert got == [True]
+    assert ended.wait(LIMIT)
