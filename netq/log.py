@@ -93,7 +93,7 @@ class LogThread:
         self._users = 0
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()  # of the two above
-        self._ended = Condition()  # of the thread
+        self._quiet = Condition()  # a thread has emitted what there was, or the log's thread has ended
 
     def attach(self) -> None:
         """Run the thread until `detach`. If it cannot be started, lines wait for `flush`."""
@@ -125,9 +125,12 @@ class LogThread:
 
     def flush(self, seconds: float) -> None:
         """Wait until the lines so far are out, and an unused thread has ended. A handler may block: not for longer."""
-        if self._lines or self._emitting.locked():
+        if self._lines and self._thread is None:  # it could not be started
             self._emit_all(seconds)
-        self._ended.wait(lambda: bool(self._users) or self._thread is None, seconds)
+        self._quiet.wait(self._is_quiet, seconds)
+
+    def _is_quiet(self) -> bool:
+        return not (self._lines or self._emitting.locked()) and (self._thread is None or self._users > 0)
 
     def _run(self) -> None:
         while True:
@@ -141,7 +144,7 @@ class LogThread:
                     self._thread = None
                     break
             self._wakeup.acquire()
-        self._ended.notify()
+        self._quiet.notify()
 
     def _wake(self) -> None:
         if self._wakeup.locked():
@@ -158,6 +161,7 @@ class LogThread:
                     _emit(lines.popleft())
             finally:
                 emitting.release()
+                self._quiet.notify()
             if dropped := self._take_dropped():
                 log.warning("%d lines of this log were dropped: a filter or handler of it blocks", dropped)
             if not lines:

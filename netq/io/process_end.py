@@ -52,6 +52,10 @@ def _call_after_threads() -> None:
 def _call_all() -> None:
     while others := [thread for thread in threading.enumerate() if _is_waited_for(thread)]:
         others[0].join()
+    _call_rest()
+
+
+def _call_rest() -> None:
     with contextlib.ExitStack() as stack:  # calls all, also after an exception
         for function in list(_functions):
             stack.callback(function)
@@ -61,6 +65,7 @@ def _is_waited_for(thread: threading.Thread) -> bool:
     return thread.is_alive() and not thread.daemon and thread is not threading.current_thread()
 
 
+atexit.register(_call_rest)  # for what a function of atexit has registered: Python calls that no more
 if sys.version_info < (3, 13):
     try:
         threading._register_atexit(_call_after_threads)  # type: ignore[attr-defined]  # called by threading._shutdown

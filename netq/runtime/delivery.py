@@ -37,6 +37,9 @@ class Guard(Protocol):
     def defer(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)`, which may be the user's, without the lock."""
 
+    def try_hold(self, function: Callable[[], object]) -> bool:
+        """See Baton."""
+
     def run_late_deferred(self) -> None:
         """See Baton."""
 
@@ -145,20 +148,25 @@ class Delivery(Outgoing, Future[None]):
     def _listen(self, fn: Callable[[Future[None]], object]) -> None:
         # The state is tested under the lock under which it changes: otherwise it could be done between the test and the
         # append, and `fn` would never be called. `fn` itself runs without the lock, as it may take locks of the user.
-        self.guard.wanted = True
-        with self.guard.lock:
-            self.guard.wanted = False
-            if self._state is PENDING:
-                if self._listeners is None:
-                    self._listeners = []
-                self._listeners.append(fn)
-                return
+        ended: list[bool] = []
+        if not self.guard.try_hold(functools.partial(self._add_listener, fn, ended)):
+            self.guard.defer(self._listen, fn)
+        if not ended:
+            return
         try:
             fn(self)
         except Exception as error:
             if raised_by_handler(error) is not None:  # it interrupts our caller, who happens to be here
                 raise
             log.exception("a callback of a delivery failed")
+
+    def _add_listener(self, fn: Callable[[Future[None]], object], ended: list[bool]) -> None:
+        if self._state is not PENDING:
+            ended.append(True)
+        elif self._listeners is None:
+            self._listeners = [fn]
+        else:
+            self._listeners.append(fn)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is done; return what `result` would raise, or None. Raises CancelledError, TimeoutError."""
@@ -211,17 +219,18 @@ class Delivery(Outgoing, Future[None]):
         """Note that the user asks how it ends, or has ended; or how the `whole` does that this is a part of."""
         if self._looked_at and self._unseen is None:
             return
-        self.guard.wanted = True
-        with self.guard.lock:
-            self.guard.wanted = False
-            self._looked_at = True
-            unseen, self._unseen = self._unseen, None
-            if whole is not None and self._state is PENDING:
-                self._whole = whole  # from now on it has to conclude that
-        if unseen is not None:
-            unseen.look()
+        if not self.guard.try_hold(functools.partial(self._note_look, whole)):
+            self.guard.defer(self._look, whole)  # which keeps this, so that no failure is told before
         for part in self._futures:
             part._look(self)
+
+    def _note_look(self, whole: Delivery | None) -> None:
+        self._looked_at = True
+        unseen, self._unseen = self._unseen, None
+        if whole is not None and self._state is PENDING:
+            self._whole = whole  # from now on it has to conclude that
+        if unseen is not None:
+            unseen.look()
 
     def _check_not_forked(self, name: str) -> None:
         if self._state is PENDING:

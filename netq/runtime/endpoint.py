@@ -144,6 +144,7 @@ class Endpoint:
     def close_at_end(self) -> None:
         """Close at the end of the process; harmless in a fork."""
         if not self.home.baton.forked:
+            not_at_end(self.close_at_end)  # now: an interrupted close is not begun again
             self.close(self.options.connection.linger, kept=True)
 
     def _tell_lost(self, *, kept: bool) -> None:

@@ -132,7 +132,10 @@ class Undelivered:
             else:
                 self._periods[key] = 0
                 self._loop.at(time.monotonic() + _PERIOD, self._end_period, key)
-                log.warning("a message was not delivered, and its future was not looked at: %s", error)
+                # Deferred: without a loop a line is emitted at once, and no handler may run with the baton held.
+                self._loop.baton.defer(
+                    log.warning, "a message was not delivered, and its future was not looked at: %s", error
+                )
 
     def _end_period(self, key: tuple[_Peer | str, str]) -> None:
         count = self._periods.pop(key)

@@ -206,6 +206,7 @@ def taken(server: Child, count: int, data: str) -> set[str]:
 
 WAYS = (
     *(f"main {what}" for what in ("put", "put_in_thread", "put_in_pool_of_threads", "put_at_exit", "put_and_lose")),
+    "main put_all_at_exit",
     *(f"fork {what}" for what in ("put", "put_and_exit", "put_and_raise", "put_in_thread", "put_in_late_thread")),
     *(f"fork {what}" for what in ("put_in_pool_of_threads", "put_in_daemon", "put_in_asyncio", "put_in_trio")),
     *(f"fork {what}" for what in ("put_and_lose", "put_in_child", "pool", "executor")),

@@ -14,7 +14,7 @@ import pytest
 import netq
 import netq.exchange
 from netq import Closed, CommunicatorOptions, ConnectionOptions, NetworkLocation
-from netq.log import Log, thread
+from netq.log import Log, LogThread, _Line, thread
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
@@ -134,6 +134,21 @@ def test_a_handler_that_blocks_stops_neither_bytes_nor_close(install: Install) -
     finally:
         free.set()
     thread.flush(LIMIT)
+
+
+def test_a_thread_that_closes_runs_no_handler_of_earlier_lines(install: Install) -> None:
+    names: list[str] = []
+    install(lambda record: names.append(threading.current_thread().name))
+    log_thread = LogThread()
+    log_thread.attach()
+    place = __file__, 1, ""
+    line = _Line(logging.getLogger("netq.test"), logging.WARNING, place, "not seen by its thread yet", (), None)
+    log_thread._lines.append(line)
+    log_thread.flush(0.1)
+    assert not names, "a handler that blocks would have blocked this thread, for longer than it may wait"
+    log_thread.detach()
+    log_thread.flush(LIMIT)
+    assert names == ["netq-log"]
 
 
 @pytest.fixture

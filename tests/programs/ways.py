@@ -75,6 +75,12 @@ def put_at_exit() -> None:
     atexit.register(put_more)
 
 
+def put_all_at_exit() -> None:
+    import netq  # noqa: F401  # before the end: what is imported in a function of atexit cannot register any more
+
+    atexit.register(put)
+
+
 def put_more() -> None:
     for number in range(COUNT // 2, COUNT):
         _KEPT[-1].put((number, BYTES))

@@ -53,6 +53,11 @@ class AtOnce:
     def poll(self, wait_lock: threading.Lock, deadline: float) -> bool:
         return False
 
+    def try_hold(self, function: Callable[[], object]) -> bool:
+        with self.lock:
+            function()
+        return True
+
     def run_late_deferred(self) -> None:
         pass
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -33,6 +36,10 @@ class Clock:
     def __init__(self) -> None:
         self._calls: list[Callable[[], object]] = []
         self._timers = Timers()
+        self.baton = self
+
+    def defer(self, function: Callable[..., object], *args: object) -> None:
+        function(*args)
 
     def at(self, when: float, function: Callable[..., object], *args: object) -> Timer:
         return self._timers.add(when, function, args)
@@ -241,6 +248,48 @@ def test_close_says_what_was_lost_unseen_and_put_after_it(log: LogRecorder) -> N
     assert isinstance(kept.exception(), Closed)
 
 
+def test_a_handler_may_put_while_another_thread_drops_a_future_after_the_end() -> None:
+    entered, dropped = threading.Event(), threading.Event()
+
+    class Puts(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.name == "user":
+                entered.set()
+                dropped.wait(LIMIT)
+                queue.put("a line")
+
+    with netq.new("tcp", "server", CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as queue:
+        pass
+    handler, futures = Puts(), [queue.put("after the end")]
+    loggers = [logging.getLogger(name) for name in ("user", "netq")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    log_thread = threading.Thread(target=loggers[0].warning, args=("the handler's lock is held, and put waits",))
+    drop_thread = threading.Thread(target=futures.clear, daemon=True)
+    log_thread.daemon = True
+    try:
+        log_thread.start()
+        assert entered.wait(LIMIT)
+        drop_thread.start()
+        deadline = time.monotonic() + LIMIT
+        while not handler_is_awaited(drop_thread):
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        dropped.set()
+        log_thread.join(LIMIT)
+        drop_thread.join(LIMIT)
+        assert [log_thread.is_alive(), drop_thread.is_alive()] == [False, False]
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+def handler_is_awaited(thread: threading.Thread) -> bool:
+    """Return whether the thread waits for the lock of a handler of `logging`."""
+    frame = sys._current_frames().get(cast(int, thread.ident))
+    return frame is not None and frame.f_code.co_filename == logging.__file__ and frame.f_code.co_name == "acquire"
+
+
 def test_a_communicator_of_a_function_is_told_once(log: LogRecorder) -> None:
     with netq.new("tcp", "server", CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
         netloc = server.netloc
@@ -283,3 +332,25 @@ def test_failures_before_close_are_counted(communicators: Communicators) -> None
     assert isinstance(server.put("to a stranger", A).exception(LIMIT), Closed)
     assert communicators.abort(server) == 1
     communicators.abort(client)
+
+
+def test_a_callback_is_added_while_a_finalizer_has_the_baton_and_waits_for_a_lock(communicators: Communicators) -> None:
+    server = communicators.server()
+    client = communicators.client(server.netloc)
+    introduce(server, client)
+    future, baton, lock = client.put("one"), client._baton, threading.Lock()
+    holds, ended, got = threading.Event(), threading.Event(), list[bool]()
+
+    def finalizer() -> None:
+        with baton.lock:
+            holds.set()
+            got.append(lock.acquire(timeout=LIMIT))  # of a logging handler, say
+
+    holder = threading.Thread(target=finalizer)
+    with lock:
+        holder.start()
+        assert holds.wait(LIMIT)
+        future.add_done_callback(lambda _: ended.set())
+    holder.join(2 * LIMIT)
+    assert got == [True]
+    assert ended.wait(LIMIT)
