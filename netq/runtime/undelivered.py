@@ -15,6 +15,7 @@ import time
 import uuid
 from collections import Counter, deque
 
+from netq.errors import QueueFull
 from netq.io.loop import Loop
 from netq.log import log
 
@@ -64,6 +65,7 @@ class Undelivered:
 
     def failed(self, peer: _Peer, error: Exception, *, looked_at: bool) -> Unseen | None:
         """Count a message. Return what its Delivery has to hold, if the user has not looked at it."""
+        looked_at = looked_at or (isinstance(error, QueueFull) and error.dropped)  # the user has asked for that
         self._notes.append((peer, 1, int(not looked_at), 0))
         return None if looked_at else Unseen(self, peer, error)
 

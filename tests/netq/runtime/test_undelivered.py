@@ -151,6 +151,12 @@ def test_many_peers_have_few_lines(log: LogRecorder) -> None:
     assert log.having("other peers: 983 more messages")
 
 
+def test_messages_replaced_by_newer_ones_are_counted_only() -> None:
+    undelivered = Undelivered(cast(Any, Clock()))
+    assert undelivered.failed(A, QueueFull(A, "1 messages (queue_size)", dropped=True), looked_at=False) is None
+    assert (undelivered.count, undelivered.text("", kept=True)) == (1, "")
+
+
 # What counts as a look.
 
 
@@ -175,7 +181,6 @@ def test_a_future_that_is_looked_at_is_not_told(
     full.put("told", client)
     log.wait(NOT_LOOKED_AT)
     full.close(0)
-    log.wait("closed", 0)
     assert full._endpoint.undelivered._periods == {(client, "QueueFull"): 0}, "one, and no further one"
 
 
