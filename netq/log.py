@@ -41,10 +41,6 @@ class Log:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def debug(self, text: str, *args: Any) -> None:
-        """Log for developers."""
-        self._add(logging.DEBUG, text, args, None)
-
     def info(self, text: str, *args: Any) -> None:
         """Log what goes as it should."""
         self._add(logging.INFO, text, args, None)

@@ -30,21 +30,22 @@ _Peer = uuid.UUID | None  # None: a server that was not reached yet
 class Unseen:
     """Held by a failed Delivery. Reports the failure when that is dropped, unless the user has looked at it before."""
 
-    __slots__ = ("error", "owner", "peer")
+    __slots__ = ("error", "owner", "peer", "tells")
 
     def __init__(self, owner: Undelivered, peer: _Peer, error: Exception) -> None:
         self.owner: Undelivered | None = owner
         self.peer = peer
         self.error = error
+        self.tells = owner.tells
 
     def look(self) -> None:
         """Note that the user has looked."""
         owner, self.owner = self.owner, None
-        if owner is not None:
+        if owner is not None and self.tells == owner.tells:
             owner.looked_at(self.peer)
 
     def __del__(self) -> None:
-        if self.owner is not None and not sys.is_finalizing():
+        if self.owner is not None and self.tells == self.owner.tells and not sys.is_finalizing():
             self.owner.dropped(self.peer, self.error)
 
 
@@ -53,6 +54,7 @@ class Undelivered:
 
     def __init__(self, loop: Loop) -> None:
         self.closing = False  # until `text` is asked for, at the end of `close`
+        self.tells = 0  # how often `text` has told all failures so far
         self._loop = loop
         # Peer, and how many have failed, are not looked at, and were dropped while it closes.
         self._notes: deque[tuple[_Peer, int, int, int]] = deque()
@@ -103,6 +105,7 @@ class Undelivered:
         self._unseen.clear()
         self._lost.clear()
         self.closing = False
+        self.tells += kept
         total = sum(count for _, count in peers) + others
         rest = sum(count for _, count in peers[_SHOWN:]) + others
         named = [f"{count:,} to {peer}" for peer, count in peers[:_SHOWN]] + [f"{rest:,} to others"] * bool(rest)

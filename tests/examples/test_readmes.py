@@ -20,14 +20,15 @@ PORTS = ("51966", "18830")  # of the examples; each run gets free ones instead
 LIMIT = 100.0  # seconds
 
 
-def prepare(name: str, folder: Path) -> None:
-    """Copy an example, with free ports in the place of its own."""
+def prepare(name: str, folder: Path) -> dict[str, str]:
+    """Copy an example, with free ports in the place of its own; return these by the others."""
     shutil.copytree(ROOT / "examples" / name, folder, ignore=shutil.ignore_patterns("__pycache__", "build"))
-    for port in PORTS:
-        free = str(ports.free().port)
+    chosen = {port: str(ports.free().port) for port in PORTS}
+    for port, free in chosen.items():
         for path in filter(Path.is_file, folder.rglob("*")):
             text = path.read_text(encoding="utf-8")
             path.write_text(text.replace(port, free), encoding="utf-8")
+    return chosen
 
 
 def run(commands: str, folder: Path) -> str:
@@ -70,7 +71,8 @@ def check(name: str, tmp_path: Path) -> None:
     page = Page(f"examples/{name}/README.md")
     (commands,) = page.blocks("sh")
     folder = tmp_path / name
-    prepare(name, folder)
+    for port, free in prepare(name, folder).items():
+        commands = commands.replace(port, free)
     printed = run(commands, folder)
     for line in "".join(page.blocks("text")).splitlines():
         pattern = ".*".join(map(re.escape, line.split("…")))

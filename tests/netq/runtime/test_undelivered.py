@@ -114,6 +114,22 @@ def test_text_names_three_peers() -> None:
     assert len(kept) == 15
 
 
+def test_a_failure_that_was_told_with_all_is_not_told_again(log: LogRecorder) -> None:
+    clock = Clock()
+    undelivered = Undelivered(cast(Any, clock))
+    kept, looked = (undelivered.failed(A, FULL, looked_at=False) for _ in range(2))
+    assert undelivered.text("", kept=True) == f"2 messages were not delivered: 2 to {A}"
+    assert looked is not None
+    looked.look()
+    del kept
+    clock.turn()
+    assert not log.having(NOT_LOOKED_AT)
+    undelivered.closing = True
+    later = undelivered.failed(A, FULL, looked_at=False)
+    assert undelivered.text("", kept=True) == f"1 message was not delivered: 1 to {A}"
+    assert later is not None
+
+
 def test_peers_are_counted_one_by_one_up_to_a_thousand() -> None:
     undelivered = Undelivered(cast(Any, Clock()))
     kept = [undelivered.failed(uuid.UUID(int=n), FULL, looked_at=False) for n in range(3000)]
