@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import random
 import signal
@@ -42,8 +43,9 @@ class Alarm(Exception):
 
 @pytest.fixture
 def handle() -> Iterator[Handle]:
-    """Have SIGALRM call a function."""
-    before = signal.getsignal(signal.SIGALRM)
+    """Have SIGALRM call a function. Python would drop an exception that it raises in a callback of the collector."""
+    before, callbacks = signal.getsignal(signal.SIGALRM), gc.callbacks.copy()
+    gc.callbacks.clear()
 
     def handle(function: Callable[[], object]) -> None:
         def handler(number: int, frame: FrameType | None) -> None:
@@ -54,6 +56,7 @@ def handle() -> Iterator[Handle]:
     yield handle
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+    gc.callbacks.extend(callbacks)
 
 
 def raise_alarm() -> None:

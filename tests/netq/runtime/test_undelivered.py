@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -270,13 +269,26 @@ def test_close_says_what_was_lost_unseen_and_put_after_it(log: LogRecorder) -> N
 
 
 def test_a_handler_may_put_while_another_thread_drops_a_future_after_the_end() -> None:
-    entered, dropped = threading.Event(), threading.Event()
+    entered, awaited = threading.Event(), threading.Event()
 
     class Puts(logging.Handler):
+        def acquire(self) -> None:
+            if entered.is_set():
+                awaited.set()
+            super().acquire()
+
+        def handle(self, record: logging.LogRecord) -> bool:
+            self.acquire()
+            try:
+                self.emit(record)
+            finally:
+                self.release()
+            return True
+
         def emit(self, record: logging.LogRecord) -> None:
             if record.name == "user":
                 entered.set()
-                dropped.wait(LIMIT)
+                awaited.wait(LIMIT)
                 queue.put("a line")
 
     with netq.new("tcp", "server", CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as queue:
@@ -292,23 +304,13 @@ def test_a_handler_may_put_while_another_thread_drops_a_future_after_the_end() -
         log_thread.start()
         assert entered.wait(LIMIT)
         drop_thread.start()
-        deadline = time.monotonic() + LIMIT
-        while not handler_is_awaited(drop_thread):
-            assert time.monotonic() < deadline
-            os.sched_yield()
-        dropped.set()
+        assert awaited.wait(LIMIT)
         log_thread.join(LIMIT)
         drop_thread.join(LIMIT)
         assert [log_thread.is_alive(), drop_thread.is_alive()] == [False, False]
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
-
-
-def handler_is_awaited(thread: threading.Thread) -> bool:
-    """Return whether the thread waits for the lock of a handler of `logging`."""
-    frame = sys._current_frames().get(cast(int, thread.ident))
-    return frame is not None and frame.f_code.co_filename == logging.__file__ and frame.f_code.co_name == "acquire"
 
 
 def test_a_communicator_of_a_function_is_told_once(log: LogRecorder) -> None:
