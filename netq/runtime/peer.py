@@ -9,13 +9,14 @@ Any thread may use `id`, `open`, `inline` and `post`. A user's thread that holds
 from __future__ import annotations
 
 import functools
+import math
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from netq.errors import Closed, NetqError
+from netq.errors import Closed, NetqError, SecurityError
 from netq.io.loop import Loop, give_way
 from netq.io.timers import Timer
 from netq.log import log
@@ -104,6 +105,7 @@ class Peer:
         self.certificates: tuple[Certificate, ...] = ()  # by which this client has begun its session, if it has any
         self._protection: Protection | None = None  # of the last link
         self._sealing: Protection | None = None  # of the last link's connection
+        self._link_valid_until = math.inf  # on the monotonic clock: then a certificate expires that the peer has shown
         self._link_lost_at = time.monotonic()
         self._takeovers: tuple[Takeover, ...] = ()  # a server's: the last ones, for those that had the id before
         self._superseded_at: list[float] = []  # when links were superseded lately
@@ -386,6 +388,9 @@ class Peer:
     def _opened(self, link: Link, *, resumed: bool) -> None:
         self._stop_expiry()
         self._tick(link)  # from now on for the heartbeat
+        # The wall clock counts now, as it did in the handshake: one that is set later ends no link.
+        left = min((certificate.not_after - time.time() for certificate in certificates_of(link)), default=math.inf)
+        self._link_valid_until = time.monotonic() + left
         if not resumed and self._reported_id is not None:
             self._listener.restarted(self, self._reported_id)
         self._reported_id = self.id
@@ -485,7 +490,10 @@ class Peer:
 
     def _tick(self, link: Link) -> None:
         now = time.monotonic()
-        if self.link is link and now >= link.connection.deadline():
+        if self.link is link and link.connection.open and now >= self._link_valid_until:
+            error = SecurityError("the certificate of this link's peer has expired; renew it, and the session goes on")
+            self._lost(link, error, Code.REFUSED)
+        elif self.link is link and now >= link.connection.deadline():
             self.handle(link, link.connection.tick(now))
             self._flush_soon()
         if self.link is link and not link.connection.closed:

@@ -130,7 +130,8 @@ def describe(certificate: x509.Certificate) -> Certificate:
     """Return what netq needs of a certificate."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    return certificate_of(certificate.public_bytes(Encoding.DER), certificate.serial_number, uris(certificate))
+    der, not_after = certificate.public_bytes(Encoding.DER), certificate.not_valid_after_utc.timestamp()
+    return certificate_of(der, certificate.serial_number, not_after, uris(certificate))
 
 
 def uris(certificate: x509.Certificate) -> list[str]:

@@ -28,6 +28,7 @@ class Certificate(NamedTuple):
     identity: uuid.UUID | None  # the name urn:uuid:… among its subject alternative names
     serial: int
     fingerprint: bytes  # SHA-256 of its DER
+    not_after: float  # the end of its validity, in seconds since 1970
 
 
 class Protection(NamedTuple):
@@ -37,11 +38,11 @@ class Protection(NamedTuple):
     certificate: Certificate | None
 
 
-def certificate_of(der: bytes, serial: int, uris: Iterable[str]) -> Certificate:
+def certificate_of(der: bytes, serial: int, not_after: float, uris: Iterable[str]) -> Certificate:
     """Return what netq needs of a certificate. `uris` are the URIs among its subject alternative names."""
     import hashlib  # it loads OpenSSL, which a client without TLS does not need
 
-    return Certificate(identity_in(uris), serial, hashlib.sha256(der).digest())
+    return Certificate(identity_in(uris), serial, hashlib.sha256(der).digest(), not_after)
 
 
 def identity_in(uris: Iterable[str]) -> uuid.UUID | None:

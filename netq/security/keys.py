@@ -18,8 +18,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from OpenSSL import crypto
 
 from netq.errors import SecurityError
-from netq.security.files import load_certificates, uris
-from netq.security.identity import Certificate, certificate_of
+from netq.security.files import describe, load_certificates
+from netq.security.identity import Certificate
 
 # Keys whose `sign` and `verify` take no choice of a hash.
 _PRIVATE = (ed25519.Ed25519PrivateKey, mldsa.MLDSA44PrivateKey, mldsa.MLDSA65PrivateKey, mldsa.MLDSA87PrivateKey)
@@ -63,7 +63,7 @@ class Authority:
             own, *others = [x509.load_der_x509_certificate(der) for der in chain]
             self._verify_chain(own, others)
             self._check_purpose(own)
-            return Shown(certificate_of(chain[0], own.serial_number, uris(own)), verifier(own.public_key()))
+            return Shown(describe(own), verifier(own.public_key()))
         except SecurityError:
             raise
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -106,10 +107,12 @@ class StandardEngine:
         certificate = None
         if der := self._ssl.getpeercert(binary_form=True):
             fields: dict[str, Any] = {}
+            not_after = math.inf
             with contextlib.suppress(ValueError):  # a name that is no text; the certificate then names no client
-                fields = self._ssl.getpeercert() or {}
+                fields.update(self._ssl.getpeercert() or {})
+                not_after = ssl.cert_time_to_seconds(fields["notAfter"])
             uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
-            certificate = certificate_of(der, int(fields.get("serialNumber", "0"), 16), uris)
+            certificate = certificate_of(der, int(fields.get("serialNumber", "0"), 16), not_after, uris)
         # Python has no method that tells the group before 3.15.
         group = self._ssl.group() if hasattr(self._ssl, "group") else None
         identity = None if certificate is None else certificate.identity

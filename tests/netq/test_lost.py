@@ -42,7 +42,8 @@ def server() -> Iterator[Communicator]:
 @warns
 @pytest.mark.parametrize("in_cycles", [False, True])
 def test_lost_clients_deliver_and_end(server: Communicator, in_cycles: bool) -> None:
-    before = threading.active_count(), len(process_end._functions)
+    gc.collect()  # what other tests have left
+    threads, functions = set(threading.enumerate()), len(process_end._functions)
 
     def lose(number: int) -> netq.Delivery:
         client = client_of(server)
@@ -55,7 +56,7 @@ def test_lost_clients_deliver_and_end(server: Communicator, in_cycles: bool) -> 
     assert {server.get(timeout=LIMIT).data for _ in range(COUNT)} == set(range(COUNT))
     for future in futures:
         future.result(LIMIT)
-    until(lambda: (threading.active_count(), len(process_end._functions)) == before)
+    until(lambda: set(threading.enumerate()) <= threads and len(process_end._functions) <= functions)
 
 
 def until(predicate: Callable[[], bool]) -> None:

@@ -30,9 +30,9 @@ def test_identity_in(uris: list[str], expected: uuid.UUID | None) -> None:
 
 
 def test_a_certificate_is_known_by_its_bytes() -> None:
-    first, second = (certificate_of(der, 1, [ID.urn]) for der in (b"one", b"two"))
+    first, second = (certificate_of(der, 1, 0.0, [ID.urn]) for der in (b"one", b"two"))
     assert first != second
-    assert first == certificate_of(b"one", 1, [ID.urn])
+    assert first == certificate_of(b"one", 1, 0.0, [ID.urn])
 
 
 @pytest.mark.parametrize("group", ["X25519MLKEM768", "SecP256r1MLKEM768", "SecP384r1MLKEM1024"])

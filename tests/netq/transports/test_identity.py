@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -400,3 +401,26 @@ def test_require_refuses_a_classical_peer_of_grpc(
     assert server.statistics() == {}
     assert client.close(LIMIT) == 1
     communicators.release(client)
+
+
+@pytest.mark.parametrize("post_quantum", ["off", "prefer"])
+def test_a_link_ends_when_a_certificate_expires_and_the_session_goes_on(
+    communicators: Communicators,
+    authority: Authority,
+    proxies: Callable[[NetworkLocation], Proxy],
+    log: LogRecorder,
+    post_quantum: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """netq's clock reads a later time in the handshake than TLS does, so that no validity is left."""
+    server = communicators.server(security=authority.server(post_quantum=post_quantum), heartbeat=0.05)
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc, security=authority.client(IDS[0], post_quantum=post_quantum))
+    introduce(server, client)
+    with monkeypatch.context() as patch:
+        at = time.time() + 10 * 86400
+        patch.setattr(time, "time", lambda: at)
+        proxy.cut()
+        log.wait("the certificate of this link's peer has expired; renew it")
+    client.put("after").result(LIMIT)
+    assert server.get(timeout=LIMIT) == (IDS[0], "after")

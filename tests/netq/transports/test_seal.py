@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,6 +207,27 @@ def test_files_renewed_on_the_disk_are_those_of_the_next_link(
     (peer,) = server._endpoint.peers.values()
     assert [certificate.serial for certificate in peer.certificates] == [serial]
     assert server.statistics()[IDS[0]].messages_in == 2, "the same session"
+
+
+def test_a_link_ends_when_a_certificate_expires_and_the_session_goes_on(
+    communicators: Communicators,
+    authority: Authority,
+    proxies: Callable[[NetworkLocation], Proxy],
+    log: LogRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """netq's clock reads a later time in the handshake than OpenSSL's does, so that no validity is left."""
+    server = communicators.server(seal=authority.seal(Purpose.SERVER, IDS[2]), heartbeat=0.05)
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc, seal=authority.seal(Purpose.CLIENT, IDS[0]))
+    introduce(server, client)
+    with monkeypatch.context() as patch:
+        at = time.time() + 10 * 86400
+        patch.setattr(time, "time", lambda: at)
+        proxy.cut()
+        log.wait("the certificate of this link's peer has expired; renew it")
+    client.put("after").result(LIMIT)
+    assert server.get(timeout=LIMIT) == (IDS[0], "after")
 
 
 def test_renewed_certificate_takes_over_and_resumes(
