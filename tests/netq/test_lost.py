@@ -63,7 +63,7 @@ def until(predicate: Callable[[], bool]) -> None:
     """Wait for what threads of netq do as they end."""
     deadline = time.monotonic() + LIMIT
     while not predicate():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, (threading.enumerate(), process_end._functions)
         os.sched_yield()
 
 

@@ -341,7 +341,9 @@ def test_inbox_is_bounded_in_bytes(site: Site) -> None:
     exchange = site.exchange()
     slow, publisher = site.client(exchange, inbox_memory=5_000), site.client(exchange)
     done(slow.subscribe("#"))
-    done(publisher.publish("a", bytes(9_000)), publisher.publish("b", bytes(2_000)), publisher.publish("c", bytes(2_000)))
+    done(
+        publisher.publish("a", bytes(9_000)), publisher.publish("b", bytes(2_000)), publisher.publish("c", bytes(2_000))
+    )
     until_last(slow, bytes(2_000))
     done(publisher.send(slow.id, 1))
     full = error(publisher.send(slow.id, bytes(4_000)))
