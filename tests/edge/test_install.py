@@ -99,9 +99,11 @@ def test_command_writes_and_says_what_to_do(tmp_path: Path, capsys: pytest.Captu
         ("--memory", "128m"),
         ("--memory", "0"),
         ("--memory", "101%"),
+        ("--memory", "1٣M"),
         ("--device", "/etc/passwd"),
         ("--name", "a/b"),
         ("--name", ""),
+        ("--name", "tür"),
     ],
 )
 def test_wrong_option_is_one_line_and_status_2(
