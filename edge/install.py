@@ -149,8 +149,9 @@ def install(file: Path, *, name: str, folder: Path | None, memory: str, devices:
 
 def _check_options(name: str, memory: str, devices: list[str]) -> None:
     """Raise InvalidOption for options that systemd would ignore."""
-    expect(re.fullmatch(r"[\w.@-]+", name) is not None, "--name", name, "letters, digits and . @ _ -")
-    right = re.fullmatch(r"[1-9]\d*[KMGT]?|[1-9]\d?%|100%", memory) is not None
+    right = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*", name) is not None
+    expect(right, "--name", name, "letters, digits and . @ _ -")
+    right = re.fullmatch(r"[1-9][0-9]*[KMGT]?|[1-9][0-9]?%|100%", memory) is not None
     expect(right, "--memory", memory, "bytes as 256M, or a part of the machine's memory as 80%")
     for device in devices:
         right = re.fullmatch(r"/dev/[A-Za-z0-9_/.:,+@=-]+", device) is not None

@@ -10,6 +10,7 @@ where it stays, because an app may import its own modules as it runs. Needs Flow
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Self
 from netq.cli.toml_file import File, named_object
 from netq.errors import InvalidOption
 from netq.text import did_you_mean, printable
-from netq.utils.files import read_regular
 
 if TYPE_CHECKING:
     from fl.flower.apps import ClientApp, ServerApp
@@ -61,19 +61,20 @@ class AppFolder:
         The rest of pyproject.toml is left out, because its config may differ: the server sends it.
         """
         digest = hashlib.sha256(repr(sorted(self._components.items())).encode())
-        for name, content in sorted(self.files().items()):
+        for name, content in sorted(self.files.items()):
             if name != PROJECT:
                 digest.update(f"{len(name)} {len(content)} {name}".encode() + content)
         return digest.hexdigest()[:16]
 
-    def files(self) -> dict[str, bytes]:
-        """Read the app's Python files and its pyproject.toml, and return them by their paths in its folder.
+    @functools.cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """The app's Python files and its pyproject.toml, by their paths in its folder. They are read once.
 
         Files in hidden folders, in `__pycache__` and in virtual environments are not part of the app. Links are not
         followed. Raises OSError.
         """
         files = {file.relative_to(self.path).as_posix(): file.read_bytes() for file in _sources(self.path)}
-        return {**files, PROJECT: read_regular(self.path / PROJECT)}
+        return {**files, PROJECT: self._file.content}
 
     def server_app(self) -> ServerApp:
         """Import the ServerApp, and return it. Raises InvalidOption."""

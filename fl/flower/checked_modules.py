@@ -1,18 +1,20 @@
 """Imports the modules of an app from bytes whose signature was checked, whatever else is in its folder by then.
 
 Python would also run what is not signed there: `__pycache__`, extension modules, files that came after the check.
-Used by fl/flower/signed_app.py. Reads no file.
+Processes that multiprocessing starts get the finder, too. Used by fl/flower/signed_app.py. Reads no file.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any, Self
 
 
 class CheckedModules(MetaPathFinder, InspectLoader):
@@ -22,14 +24,17 @@ class CheckedModules(MetaPathFinder, InspectLoader):
         self._folder = folder
         self._files = files
         self._loaded: set[str] = set()  # names of modules
+        self._entry = _Entry(folder, files)
 
     def install(self) -> None:
         """Become the first finder: before Python's own, which would look in the folders of sys.path."""
         sys.meta_path.insert(0, self)
+        sys.path.append(self._entry)
 
     def remove(self) -> None:
         """Forget the modules: another app may have others of the same names."""
         sys.meta_path.remove(self)
+        sys.path.remove(self._entry)
         for name in self._loaded:
             sys.modules.pop(name, None)
 
@@ -42,10 +47,10 @@ class CheckedModules(MetaPathFinder, InspectLoader):
             return None
         self._loaded.add(fullname)
         name, _, is_package = found
-        # A package has no folder where Python's own finders could look for modules.
-        return importlib.util.spec_from_file_location(
-            fullname, self._folder / name, loader=self, submodule_search_locations=[] if is_package else None
-        )
+        # A package has no folder where Python's own finders could look for modules: its __path__ is empty.
+        spec = ModuleSpec(fullname, self, origin=str(self._folder / name), is_package=is_package)
+        spec.has_location = True  # for __file__
+        return spec
 
     def is_package(self, fullname: str) -> bool:
         """See InspectLoader."""
@@ -74,3 +79,26 @@ class CheckedModules(MetaPathFinder, InspectLoader):
             is_folder = any(name.startswith(f"{base}/") for name in self._files)
             return (package, self._files.get(package, b""), True) if is_folder else None
         return f"{base}.py", self._files[f"{base}.py"], False
+
+
+class _Entry(str):
+    """An entry of sys.path, below which no file can be.
+
+    multiprocessing (spawn, forkserver) pickles sys.path for its processes. There, this entry installs a finder.
+    """
+
+    _of: tuple[Path, Mapping[str, bytes]]
+
+    def __new__(cls, folder: Path, files: Mapping[str, bytes]) -> Self:
+        entry = super().__new__(cls, f"{os.devnull}/{folder.name}")
+        entry._of = folder, files
+        return entry
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _install_in_process, self._of
+
+
+def _install_in_process(folder: Path, files: Mapping[str, bytes]) -> _Entry:
+    modules = CheckedModules(folder, files)
+    modules.install()
+    return modules._entry

@@ -126,13 +126,13 @@ class ReceivedApps:
         if not is_stored(self._folder, version):
             return None
         try:
-            app, files = self._load_signed(folder)
+            app = self._load_signed(folder)
         except SecurityError:
             shutil.rmtree(folder)
             raise
         self._unload()
         self._loaded = folder
-        self._modules = CheckedModules(folder, files)
+        self._modules = CheckedModules(folder, app.files)
         self._modules.install()
         self._app = app.client_app(on_path=False)
         os.utime(folder)
@@ -149,22 +149,21 @@ class ReceivedApps:
                 (new / path).parent.mkdir(parents=True, exist_ok=True)
                 _write(new / path, content)
             _write(new / NAME, _text(_digest(app.files), app.signature))
-            version = self._load_signed(new)[0].version
+            version = self._load_signed(new).version
             if version != app.version:
                 raise SecurityError(f"its files are those of {version}")
             shutil.rmtree(self._folder / app.version, ignore_errors=True)  # refused by `client_app`
             new.rename(self._folder / app.version)
         self._remove_old(app.version)
 
-    def _load_signed(self, path: Path) -> tuple[AppFolder, Mapping[str, bytes]]:
-        """Read an app's folder and check its signature; return its files, too. Raises SecurityError, OSError."""
+    def _load_signed(self, path: Path) -> AppFolder:
+        """Read an app's folder and check the signature of what was read. Raises SecurityError, OSError."""
         try:
             folder = AppFolder.load(path)
-            app = SignedApp.load(folder)
-            self._check(app)
+            self._check(SignedApp.load(folder))
         except InvalidOption as error:
             raise SecurityError(str(error)) from None
-        return folder, app.files
+        return folder
 
     def _check(self, app: SignedApp) -> None:
         """Raise SecurityError unless one of the certificates has signed an app."""
@@ -212,7 +211,7 @@ def sign(folder: AppFolder, key: Path) -> str:
 
 def _files(folder: AppFolder) -> dict[str, bytes]:
     """Return the files that are delivered. Raises InvalidOption."""
-    app = SignedApp("", folder.files(), b"")
+    app = SignedApp("", folder.files, b"")
     if fault := app.fault():
         raise InvalidOption(f"{folder.path}: cannot be delivered: {fault}")
     return dict(app.files)

@@ -61,7 +61,7 @@ class Override(NamedTuple):
 
 
 class File:
-    """A parsed file. `what` describes it in errors, as in "the device's TOML file".
+    """A parsed file. `what` describes it in errors, as in "the device's TOML file"; `content` is what was parsed.
 
     path:      None: there is no file, only the overrides. Paths are then relative to the current folder.
     overrides: values that replace those of the file.
@@ -72,6 +72,7 @@ class File:
 
     def __init__(self, path: Path | None, what: str, overrides: Iterable[Override] = ()) -> None:
         self.path = Path(what) if path is None else path
+        self.content = b""
         self._origins: dict[str, str] = {}
         self.tables: dict[str, Any] = {} if path is None else self._parse(what)
         for table, key, value, origin in overrides:
@@ -82,7 +83,8 @@ class File:
 
     def _parse(self, what: str) -> dict[str, Any]:
         try:
-            tables = tomllib.loads(read_regular(self.path).decode().removeprefix("\ufeff"))  # a byte order mark
+            self.content = read_regular(self.path)
+            tables = tomllib.loads(self.content.decode().removeprefix("\ufeff"))  # a byte order mark
         except FileNotFoundError:
             raise self.wrong(f"no such file; give the path of {what}") from None
         except OSError as error:

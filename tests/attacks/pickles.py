@@ -342,21 +342,8 @@ PAYLOADS: dict[str, Payload] = {
     "P22 a buffer of no pickle": Payload(b"N.", (8,)),
     "P22 a million buffers of no pickle": Payload(b"N.", (0,) * MANY),
     "P22 READONLY_BUFFER of a text": Payload(text("x") + b"\x98."),
-    "P22 _frombuffer, another shape": Payload(
-        name("numpy._core.numeric", "_frombuffer")
-        + b"(\x97"
-        + name("numpy", "dtype")
-        + text("f4")
-        + b"\x89\x88\x87R(K\x03"
-        + text("<")
-        + b"NNNJ"
-        + NEGATIVE
-        + b"J"
-        + NEGATIVE
-        + b"K\x00tbK\x03\x85"
-        + text("C")
-        + b"tR.",
-        (8,),
+    "P22 an array of another shape than its buffer": Payload(
+        name(FORMS, "array") + b"(\x97" + text("<f4") + b"K\x03\x85NtR.", (8,)
     ),
     "P23 lists 10**6 deep": Payload(b"]" * MANY + b"a" * (MANY - 1) + b"."),
     "P23 lists 10**6 deep, by MARK": Payload(b"](" * MANY + b"e" * MANY + b"."),

@@ -16,6 +16,7 @@ import netq
 from edge import __main__ as command
 from edge.install import containerfile, install, unit
 from netq.security import certificates
+from tests.attacks import files
 
 SERVER = '[server]\nhost = "10.0.0.1"\nport = 51966\n'
 
@@ -98,9 +99,11 @@ def test_command_writes_and_says_what_to_do(tmp_path: Path, capsys: pytest.Captu
         ("--memory", "128m"),
         ("--memory", "0"),
         ("--memory", "101%"),
+        ("--memory", "1٣M"),
         ("--device", "/etc/passwd"),
         ("--name", "a/b"),
         ("--name", ""),
+        ("--name", "tür"),
     ],
 )
 def test_wrong_option_is_one_line_and_status_2(
@@ -182,13 +185,10 @@ def test_key_of_the_unit_is_found_by_the_agent(tmp_path: Path, monkeypatch: pyte
     assert config.security.key == credential
 
 
-@pytest.mark.parametrize("name", ["k\nExecStartPre=+/bin/touch /run/pwned\n#", "k\r", "k\\", "k\u2028", "k\x7f"])
-def test_no_path_ends_a_line_of_the_unit(tmp_path: Path, name: str) -> None:
-    for more, folder in ((f"[security]\nkey = {json.dumps(name)}\n", tmp_path), ("", tmp_path / name)):
-        folder.mkdir(parents=True, exist_ok=True)
-        path = write(folder, more)
-        with pytest.raises(netq.InvalidOption, match="a path without control characters"):
-            unit(path, "80%", [])
+def test_no_path_ends_a_line_of_the_unit(tmp_path: Path) -> None:
+    found = files.unit(tmp_path)
+    assert found.came_through == ""
+    assert found.honest == "a good device is installed, 12 of 14 others are refused"
 
 
 def test_paths_are_written_as_systemd_reads_them(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import py_compile
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from fl.flower.grid_messages import read_ask, write_files
 from fl.flower.outline import VERSION
 from fl.flower.signed_app import NAME, ReceivedApps, SignedApp, sign
 from netq.testing.log import LogRecorder
+from tests.attacks.files import APPS, run
 from tests.fl.flower.author import Author
 from tests.fl.flower.federation import Federation, error_of
 
@@ -238,28 +237,9 @@ def test_wrong_key_and_certificate_are_named(author: Author) -> None:
     assert not (author.folder / "apps").exists()
 
 
-def test_only_the_checked_bytes_of_a_stored_app_run(author: Author) -> None:
-    """Not a compiled file with an unchecked hash, nor a module that no author has signed."""
-    app, board = author.signed(1), author.board()
-    board.store(app)
-    folder = author.folder / "apps" / app.version / "farm"
-    evil = folder / "evil.py"
-    evil.write_text("import sys\nsys.pwned = True\nvalue = 0\n")
-    for name in ("app", "task", "__init__"):
-        cached = importlib.util.cache_from_source(str(folder / f"{name}.py"))
-        unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
-        py_compile.compile(str(evil), cfile=cached, invalidation_mode=unchecked)
-    evil.unlink()
-    (folder / "task").mkdir()
-    (folder / "task/__init__.so").write_bytes(b"no machine code")
-    try:
-        assert board.client_app(app.version) is not None
-        assert not hasattr(sys, "pwned")
-        assert sys.modules["farm.task"].value == 0
-        assert str(folder.parent) not in sys.path
-        with pytest.raises(ImportError):
-            importlib.import_module("farm.evil")
-    finally:
-        board._unload()
-        vars(sys).pop("pwned", None)
-    assert "farm.task" not in sys.modules
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", APPS)
+def test_only_the_checked_bytes_of_a_stored_app_run(attack: str) -> None:
+    found = run(attack)
+    assert found.came_through == ""
+    assert found.honest == "7" or "this app has changed since it was signed" in found.honest

@@ -15,6 +15,7 @@ from netq.protocol.wire import Greeting
 from netq.runtime.pending_links import MAX_LINKS
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
+from tests.attacks import sessions
 from tests.wires import Wire, on
 
 BOUND = ("tcp", "tls", "grpc")  # the server accepts TCP connections
@@ -158,7 +159,7 @@ def test_close_does_not_wait_for_strangers(communicators: Communicators, connect
 def test_ids_of_one_hash_are_few(communicators: Communicators, log: LogRecorder, connect: Connect) -> None:
     """A client can choose ids that are in one place of every dict: each look-up would search all of them."""
     server = communicators.server()
-    ids = [uuid.UUID(int=1 + number * (2**61 - 1)) for number in range(20)]
+    ids = sessions.ids(20)
     assert {hash(id) for id in ids} == {1}
     for id in ids:
         connect(server.netloc, Greeting(id, bytes(16), 2**40, 2**20, 10_000).frame().whole())
