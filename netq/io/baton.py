@@ -219,18 +219,23 @@ class Baton:
             self._serve()  # after the release: it takes the inbox's lock, and no thread holds both
         return True
 
-    def try_hold(self, function: Callable[[], object]) -> bool:
-        """Run `function()` with the baton; return False if another thread holds that for long."""
+    def try_hold(self, function: Callable[[], object], seconds: float = _WAIT) -> bool:
+        """Run `function()` with the baton; return False if another thread holds that for so long.
+
+        After the end of the loop this waits without a bound, as no thread is left that would do the work instead.
+        """
         lock = self.lock
         if _is_owned(lock):
             function()
             return True
-        self.wanted = True
         try:
             try:
-                if not lock.acquire(timeout=_WAIT):
-                    return False
-                self.wanted = False
+                if not lock.acquire(False):  # a timeout costs more than the rest
+                    self.wanted = True
+                    held = lock.acquire(timeout=-1 if self.over else seconds)
+                    self.wanted = False
+                    if not held:
+                        return False
                 function()
                 return True
             finally:

@@ -53,7 +53,7 @@ class AtOnce:
     def poll(self, wait_lock: threading.Lock, deadline: float) -> bool:
         return False
 
-    def try_hold(self, function: Callable[[], object]) -> bool:
+    def try_hold(self, function: Callable[[], object], seconds: float = 0.0) -> bool:
         with self.lock:
             function()
         return True
