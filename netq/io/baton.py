@@ -230,12 +230,8 @@ class Baton:
             return True
         try:
             try:
-                if not lock.acquire(False):  # a timeout costs more than the rest
-                    self.wanted = True
-                    held = lock.acquire(timeout=-1 if self.over else seconds)
-                    self.wanted = False
-                    if not held:
-                        return False
+                if not self._acquire(math.inf if self.over else seconds):
+                    return False
                 function()
                 return True
             finally:
@@ -243,6 +239,15 @@ class Baton:
         except BaseException:
             let_go(lock)
             raise
+
+    def _acquire(self, seconds: float) -> bool:
+        """Take the baton within so many seconds; return whether this has it. The caller lets it go, in two layers."""
+        if self.lock.acquire(False):  # a timeout costs more than the rest
+            return True
+        self.wanted = True
+        held = self.lock.acquire(timeout=-1 if seconds == math.inf else seconds)
+        self.wanted = False
+        return held
 
     def flush_later(self, worker: Worker) -> None:
         """Have `worker.flush` called within a millisecond or so, by the first thread that comes."""
@@ -322,11 +327,11 @@ class Baton:
         seconds = LONGEST if deadline == math.inf else min(deadline - time.monotonic(), LONGEST)
         if seconds <= 0:
             return False
-        poller = self.poller
+        poller, lock = self.poller, self.lock
         try:
-            self.wanted = True
-            with self.lock:
-                self.wanted = False
+            try:
+                if not self._acquire(seconds):
+                    return True
                 if not self._may_lead(wait_lock):
                     # This thread polls no more, and holds its wait lock for a moment longer: the loop's thread must not
                     # take it for the one that polls (`user_polls`), and leave the sockets to it.
@@ -345,18 +350,21 @@ class Baton:
                 # then waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose
                 # number may belong to another file by then.
                 self.in_select = True
+            finally:
+                let_go(lock)
             ring = self._spin() if poller.rings else None
             found = poller.select(seconds) if ring is None else []
             self.in_select = False
             # Between `select` and here other threads may have worked, also on the sockets that were found. `_run_quick`
             # therefore tests whether a watch is still active; a socket that was emptied meanwhile costs one needless
             # `recv`.
-            if found or ring is not None:
-                self.wanted = True
-                with self.lock:
-                    self.wanted = False
+            try:
+                if (found or ring is not None) and self._acquire(seconds):
                     self._run_quick(found, ring)
+            finally:
+                let_go(lock)
         except BaseException as error:
+            let_go(lock)  # a signal handler may have raised in a `finally`
             self.in_select = False
             self._interrupted(error)
             raise
@@ -460,8 +468,13 @@ class Baton:
                 break
         # From here on this thread sleeps in `select`, so each peer has to send a wake-up when it writes. A ring that
         # refuses to sleep has got data since the last look: that one is received now, as no wake-up comes for it.
-        with self.lock:
-            return next((ring for ring in self.poller.rings if ring.awake and not ring.sleep()), None)
+        found: list[Ring | None] = []
+        self.try_hold(lambda: found.append(self._awake_ring()), LONGEST)
+        return found[0] if found else None
+
+    def _awake_ring(self) -> Ring | None:
+        """Put the rings to sleep; return one that refuses."""
+        return next((ring for ring in self.poller.rings if ring.awake and not ring.sleep()), None)
 
     def _run_quick(self, found: _Found, ring: Ring | None) -> None:
         """Run what a user's thread may; leave the rest to the loop's thread. With the baton."""

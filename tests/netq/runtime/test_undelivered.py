@@ -357,11 +357,18 @@ def test_failures_before_close_are_counted(communicators: Communicators) -> None
     communicators.abort(client)
 
 
+def _wait(wait: Callable[[float], object]) -> None:
+    with pytest.raises(TimeoutError):
+        wait(0.1)
+
+
 ACTS: dict[str, Callable[[Communicator, netq.Delivery], object]] = {
     "add a callback": lambda server, future: future.add_done_callback(lambda _: None),
     "cancel": lambda server, future: future.cancel(),
     "put to a stranger": lambda server, future: server.put("two", A),
     "put to several strangers": lambda server, future: server.put("two", A, B),
+    "wait for a result": lambda server, future: _wait(server.put("two", *server._endpoint.peers).result),
+    "wait for a message": lambda server, future: _wait(lambda seconds: server.get(timeout=seconds)),
 }
 
 
