@@ -81,7 +81,7 @@ class Delivery(Outgoing, Future[None]):
     _ending: str | None = None  # the final state, while concurrent.futures does not know it yet
     _result = None
     _exception: BaseException | None = None
-    _futures: tuple[Delivery, ...] = ()
+    _futures: tuple[Delivery, ...] | None = None  # the parts of the future of several
     _whole: Delivery | None = None  # that has this in `_futures`, if the user waits for it
     _looked_at = False  # the user has asked how it ends, before it did
     _unseen: Unseen | None = None  # it has failed, and the user has not looked at it
@@ -132,7 +132,8 @@ class Delivery(Outgoing, Future[None]):
 
     def __repr__(self) -> str:  # that of Future locks the condition
         error = "" if self._exception is None else f" raised {type(self._exception).__name__}"
-        return f"<Delivery to {self.peer} state={self._state.lower()}{error}>"
+        whom = self.peer or "the server" if self._futures is None else f"{len(self._futures)} peers"
+        return f"<Delivery to {whom} state={self._state.lower()}{error}>"
 
     def cancelled(self) -> bool:
         """Return whether it was taken back."""
@@ -226,7 +227,7 @@ class Delivery(Outgoing, Future[None]):
             return
         if not self.guard.try_hold(functools.partial(self._note_look, whole)):
             self.guard.defer(self._look, whole)  # which keeps this, so that no failure is told before
-        for part in self._futures:
+        for part in self._futures or ():
             part._look(self)
 
     def _note_look(self, whole: Delivery | None) -> None:
@@ -248,9 +249,9 @@ class Delivery(Outgoing, Future[None]):
 
     def _take_outcome(self) -> None:
         if self._state is PENDING:
-            errors = [error for future in self._futures if (error := future._exception)]
+            errors = [error for future in self.futures if (error := future._exception)]
             self._exception = errors[0] if errors else None
-            self._end(_CANCELLED if all(future.cancelled() for future in self._futures) else FINISHED)
+            self._end(_CANCELLED if all(future.cancelled() for future in self.futures) else FINISHED)
 
     def _hold(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` with the baton: now, or in the loop's thread if another one has it for long."""

@@ -200,12 +200,13 @@ class Endpoint:
 
     def _explain(self, timeout: float | None) -> None:
         """Log why closing takes so long."""
+        linger = self.options.connection.linger
         if absent := [peer.id for peer in self.peers.values() if peer.link is None and not peer.over]:
             log.warning(
-                "%s%s: not connected; closing waits up to %g s (linger) for their return",
+                "%s%s: not connected; closing waits up to %s for their return",
                 absent[0],
                 f" and {len(absent) - 1:,} other client{'s' * (len(absent) > 2)}" if len(absent) > 1 else "",
-                self.options.connection.linger,
+                f"{linger:g} s (linger)" if timeout is None or linger <= timeout else f"{timeout:g} s (timeout)",
             )
         if connected := sum(peer.link is not None for peer in self.peers.values()):
             log.warning(

@@ -167,6 +167,16 @@ def test_none_is_done() -> None:
     gather(AtOnce(), []).result(0)
 
 
+def test_repr_says_to_whom() -> None:
+    wholes = [gather(AtOnce(), parts) for parts in (deliveries(), deliveries()[:1], [])]
+    assert [repr(whole) for whole in (*wholes, Delivery(b"", guard=AtOnce()))] == [
+        "<Delivery to 3 peers state=pending>",
+        f"<Delivery to {A} state=pending>",
+        "<Delivery to 0 peers state=finished>",
+        "<Delivery to the server state=pending>",
+    ]
+
+
 def test_several_are_done_when_all_are() -> None:
     parts = deliveries()
     whole = gather(AtOnce(), parts)

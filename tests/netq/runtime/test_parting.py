@@ -322,6 +322,28 @@ def test_a_closing_server_logs_for_which_clients_it_waits(
     assert left.result(LIMIT) == 0
 
 
+def test_a_closing_server_says_the_timeout_if_that_ends_the_wait(
+    communicators: Communicators,
+    proxies: Callable[[NetworkLocation], Proxy],
+    pool: ThreadPoolExecutor,
+    log: LogRecorder,
+) -> None:
+    server = communicators.server(linger=10 * LIMIT)
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc)
+    introduce(server, client)
+    proxy.refusing = True
+    proxy.cut()
+    log.wait("its session waits for it")
+    server.put("at last", client.options.id)
+    left = pool.submit(server.close, LIMIT)
+    log.wait(f"{client.options.id}: not connected; closing waits up to {LIMIT:g} s (timeout) for their return")
+    proxy.refusing = False
+    assert client.get(timeout=LIMIT).data == "at last"
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+
+
 @pytest.mark.slow
 def test_a_closing_server_logs_lost_clients_in_one_line(
     communicators: Communicators,

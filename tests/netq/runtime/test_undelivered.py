@@ -367,7 +367,7 @@ ACTS: dict[str, Callable[[Communicator, netq.Delivery], object]] = {
     "cancel": lambda server, future: future.cancel(),
     "put to a stranger": lambda server, future: server.put("two", A),
     "put to several strangers": lambda server, future: server.put("two", A, B),
-    "wait for a result": lambda server, future: _wait(server.put("two", *server._endpoint.peers).result),
+    "wait for a result": lambda server, future: _wait(server.put("two", cast(uuid.UUID, future.peer)).result),
     "wait for a message": lambda server, future: _wait(lambda seconds: server.get(timeout=seconds)),
 }
 
