@@ -38,6 +38,7 @@ import math
 import operator
 import os
 import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -222,7 +223,7 @@ class Baton:
     def try_hold(self, function: Callable[[], object], seconds: float = _WAIT) -> bool:
         """Run `function()` with the baton; return False if another thread holds that for so long.
 
-        After the end of the loop this waits without a bound, as no thread is left that would do the work instead.
+        After the end of the loop no thread is left that would do the work instead: it is done without the baton then.
         """
         lock = self.lock
         if _is_owned(lock):
@@ -230,7 +231,7 @@ class Baton:
             return True
         try:
             try:
-                if not self._acquire(math.inf if self.over else seconds):
+                if not self._acquire(LONGEST if self.over else seconds) and not self.over:
                     return False
                 function()
                 return True
@@ -245,7 +246,8 @@ class Baton:
         if self.lock.acquire(False):  # a timeout costs more than the rest
             return True
         self.wanted = True
-        held = self.lock.acquire(timeout=-1 if seconds == math.inf else seconds)
+        # At the end of the process a thread that holds the baton never runs again.
+        held = self.lock.acquire(timeout=0.0 if sys.is_finalizing() else seconds)
         self.wanted = False
         return held
 
@@ -531,7 +533,10 @@ class Baton:
         """Run what is deferred, and serve the waiters. Without the baton. Returns whether something was deferred."""
         worked = bool(self._deferred)
         while self._deferred:
-            function, args = self._deferred.popleft()
+            try:
+                function, args = self._deferred.popleft()
+            except IndexError:  # after the end of the loop: another thread was faster
+                break
             function(*args)
         if self._serve():
             self._served = time.monotonic()
