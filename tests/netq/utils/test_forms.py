@@ -152,7 +152,13 @@ def test_put_refuses_a_class_as_a_value() -> None:
     for value in (uuid.UUID, {"kind": uuid.UUID}, [key, uuid.UUID, datetime.date], [datetime.date, key]):
         with pytest.raises(SerializationError, match=r"a \w+\.\w+, which `load` .* the class .* as a value"):
             serializer.dump(value)
-    honest = [key, [uuid.UUID(int=2)], datetime.date(2000, 1, 1), collections.defaultdict(list, {1: key}), int]
+    honest: list[Any] = [
+        key,
+        [uuid.UUID(int=2)],
+        datetime.date(2000, 1, 1),
+        collections.defaultdict[int, Any](list, {1: key}),
+        int,
+    ]
     assert serializer.load(received(serializer.dump(honest))) == honest
 
 
