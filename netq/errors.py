@@ -70,15 +70,21 @@ class QueueFull(NetqError):
 
     `dropped`: it was queued, and a newer message has taken its place (drop_oldest).
     `limit`:   what is full, as in "50 messages (queue_size)".
+    `size`:    bytes of the message, if it alone has more than `queue_bytes`, and others wait before it.
     """
 
-    def __init__(self, peer: uuid.UUID | None, limit: str, dropped: bool = False) -> None:
-        super().__init__(peer, limit, dropped)
+    def __init__(self, peer: uuid.UUID | None, limit: str, dropped: bool = False, size: int | None = None) -> None:
+        super().__init__(peer, limit, dropped, size)
         self.peer = peer
         self.dropped = dropped
 
     def __str__(self) -> str:
-        peer, limit, dropped = self.args
+        peer, limit, dropped, size = self.args
+        if size is not None:
+            return (
+                f"{peer or 'the server'}: the message alone has {size} bytes, and {limit} may wait behind the first of "
+                "its lane; wait for the earlier futures of the lane, send it in parts, or set a larger queue_bytes"
+            )
         if dropped:
             return f"{peer or 'the server'}: dropped for a newer message, as {limit} waited (drop_oldest)"
         return f"{peer or 'the server'}: {limit} already wait for it; wait for their futures first"

@@ -174,8 +174,9 @@ def _emit(line: _Line) -> None:
         if logger.isEnabledFor(level):
             info = None if error is None else (type(error), error, error.__traceback__)
             logger.handle(logger.makeRecord(logger.name, level, file, number, text, args, info, function))
-    except Exception as failure:
-        if raised_by_handler(failure) is not None:  # it interrupts our caller
+    except BaseException as failure:  # the user's code: not even sys.exit may come out of a call that logs
+        is_ctrl_c = isinstance(failure, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+        if is_ctrl_c or raised_by_handler(failure) is not None:  # it interrupts our caller
             raise
         _print(failure)
 

@@ -38,6 +38,7 @@ import math
 import operator
 import os
 import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -219,18 +220,19 @@ class Baton:
             self._serve()  # after the release: it takes the inbox's lock, and no thread holds both
         return True
 
-    def try_hold(self, function: Callable[[], object]) -> bool:
-        """Run `function()` with the baton; return False if another thread holds that for long."""
+    def try_hold(self, function: Callable[[], object], seconds: float = _WAIT) -> bool:
+        """Run `function()` with the baton; return False if another thread holds that for so long.
+
+        After the end of the loop no thread is left that would do the work instead: it is done without the baton then.
+        """
         lock = self.lock
         if _is_owned(lock):
             function()
             return True
-        self.wanted = True
         try:
             try:
-                if not lock.acquire(timeout=_WAIT):
+                if not self._acquire(LONGEST if self.over else seconds) and not self.over:
                     return False
-                self.wanted = False
                 function()
                 return True
             finally:
@@ -238,6 +240,16 @@ class Baton:
         except BaseException:
             let_go(lock)
             raise
+
+    def _acquire(self, seconds: float) -> bool:
+        """Take the baton within so many seconds; return whether this has it. The caller lets it go, in two layers."""
+        if self.lock.acquire(False):  # a timeout costs more than the rest
+            return True
+        self.wanted = True
+        # At the end of the process a thread that holds the baton never runs again.
+        held = self.lock.acquire(timeout=0.0 if sys.is_finalizing() else seconds)
+        self.wanted = False
+        return held
 
     def flush_later(self, worker: Worker) -> None:
         """Have `worker.flush` called within a millisecond or so, by the first thread that comes."""
@@ -317,11 +329,11 @@ class Baton:
         seconds = LONGEST if deadline == math.inf else min(deadline - time.monotonic(), LONGEST)
         if seconds <= 0:
             return False
-        poller = self.poller
+        poller, lock = self.poller, self.lock
         try:
-            self.wanted = True
-            with self.lock:
-                self.wanted = False
+            try:
+                if not self._acquire(seconds):
+                    return True
                 if not self._may_lead(wait_lock):
                     # This thread polls no more, and holds its wait lock for a moment longer: the loop's thread must not
                     # take it for the one that polls (`user_polls`), and leave the sockets to it.
@@ -340,18 +352,21 @@ class Baton:
                 # then waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose
                 # number may belong to another file by then.
                 self.in_select = True
+            finally:
+                let_go(lock)
             ring = self._spin() if poller.rings else None
             found = poller.select(seconds) if ring is None else []
             self.in_select = False
             # Between `select` and here other threads may have worked, also on the sockets that were found. `_run_quick`
             # therefore tests whether a watch is still active; a socket that was emptied meanwhile costs one needless
             # `recv`.
-            if found or ring is not None:
-                self.wanted = True
-                with self.lock:
-                    self.wanted = False
+            try:
+                if (found or ring is not None) and self._acquire(seconds):
                     self._run_quick(found, ring)
+            finally:
+                let_go(lock)
         except BaseException as error:
+            let_go(lock)  # a signal handler may have raised in a `finally`
             self.in_select = False
             self._interrupted(error)
             raise
@@ -455,8 +470,13 @@ class Baton:
                 break
         # From here on this thread sleeps in `select`, so each peer has to send a wake-up when it writes. A ring that
         # refuses to sleep has got data since the last look: that one is received now, as no wake-up comes for it.
-        with self.lock:
-            return next((ring for ring in self.poller.rings if ring.awake and not ring.sleep()), None)
+        found: list[Ring | None] = []
+        self.try_hold(lambda: found.append(self._awake_ring()), LONGEST)
+        return found[0] if found else None
+
+    def _awake_ring(self) -> Ring | None:
+        """Put the rings to sleep; return one that refuses."""
+        return next((ring for ring in self.poller.rings if ring.awake and not ring.sleep()), None)
 
     def _run_quick(self, found: _Found, ring: Ring | None) -> None:
         """Run what a user's thread may; leave the rest to the loop's thread. With the baton."""
@@ -513,7 +533,10 @@ class Baton:
         """Run what is deferred, and serve the waiters. Without the baton. Returns whether something was deferred."""
         worked = bool(self._deferred)
         while self._deferred:
-            function, args = self._deferred.popleft()
+            try:
+                function, args = self._deferred.popleft()
+            except IndexError:  # after the end of the loop: another thread was faster
+                break
             function(*args)
         if self._serve():
             self._served = time.monotonic()

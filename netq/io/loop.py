@@ -181,7 +181,9 @@ class Loop:
             # thread; `_run_late` runs those from before. The descriptors are closed when no thread polls them any more.
             # Only then the threads that wait for the end are woken.
             baton.over = True
-            self._run_late()
+            with baton.lock:
+                self._run_calls()
+            baton.run_late_deferred()
             baton.thread = None  # another thread may get this identity
             until = time.monotonic() + 2 * LONGEST
             while baton.in_select and time.monotonic() < until:  # a user's `select` would end by itself by then
@@ -285,8 +287,7 @@ class Loop:
 
     def _run_late(self) -> None:
         """Run calls that come after the end, in the calling thread. They find everything ended."""
-        with self.baton.lock:
-            self._run_calls()
+        self.baton.try_hold(self._run_calls)
         self.baton.run_late_deferred()
 
     def _run_calls(self) -> None:

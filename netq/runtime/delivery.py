@@ -21,6 +21,7 @@ from netq.protocol.codec import FINISHED, PENDING, Outgoing
 from netq.runtime.undelivered import Undelivered, Unseen
 
 _CANCELLED = "CANCELLED_AND_NOTIFIED"
+_CANCEL_TIME = 1.0  # seconds for which `cancel` waits for the baton; a turn of the loop takes some milliseconds
 
 
 class Guard(Protocol):
@@ -37,7 +38,7 @@ class Guard(Protocol):
     def defer(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)`, which may be the user's, without the lock."""
 
-    def try_hold(self, function: Callable[[], object]) -> bool:
+    def try_hold(self, function: Callable[[], object], seconds: float = ...) -> bool:
         """See Baton."""
 
     def run_late_deferred(self) -> None:
@@ -80,7 +81,7 @@ class Delivery(Outgoing, Future[None]):
     _ending: str | None = None  # the final state, while concurrent.futures does not know it yet
     _result = None
     _exception: BaseException | None = None
-    _futures: tuple[Delivery, ...] = ()
+    _futures: tuple[Delivery, ...] | None = None  # the parts of the future of several
     _whole: Delivery | None = None  # that has this in `_futures`, if the user waits for it
     _looked_at = False  # the user has asked how it ends, before it did
     _unseen: Unseen | None = None  # it has failed, and the user has not looked at it
@@ -94,38 +95,45 @@ class Delivery(Outgoing, Future[None]):
         """Take the message back; return True if the peer (with several: each of them) will never see it.
 
         Possible until its last byte has left. The data may be changed again at once. Not possible in a signal handler
-        that interrupts this communicator while it sends.
+        that interrupts this communicator while it sends. Returns False after a second if another thread keeps the
+        communicator for so long, as a finalizer does that waits for a lock of the caller.
         """
-        if self._futures:
-            cancelled = [future.cancel() for future in self._futures]  # all, also after a failure
-            if all(future.done() for future in self._futures):
-                self._conclude()
-                if self._made is not None and self._ending:
-                    self._end_for_library(self._ending)
-            return all(cancelled)
+        deadline = time.monotonic() + _CANCEL_TIME
+        cancelled = [future._take_back(deadline) for future in self.futures]  # all, also after a failure
+        if self._futures and all(future.done() for future in self._futures):
+            self._conclude()
+            if self._made is not None and self._ending:
+                self._end_for_library(self._ending)
+        return all(cancelled)
+
+    def _take_back(self, deadline: float) -> bool:
         self._check_not_forked("cancel")
         # A signal handler on top of the baton's holder: the interrupted code may be sending this very message, and has
         # perhaps packed its header. The lock is reentrant and would not keep the handler out.
         if self.guard.lock._is_owned():
             return self.cancelled()
-        self.guard.wanted = True
-        with self.guard.lock:
-            self.guard.wanted = False
-            if self._state is not PENDING or self.left or self._ending:
-                return self.cancelled()
-            self.withdraw()
-            recall, self._recall = self._recall, None
-            self._end(_CANCELLED)
+        recalls: list[Callable[..., object] | None] = []
+        self.guard.try_hold(functools.partial(self._withdraw, recalls), max(0.0, deadline - time.monotonic()))
+        if not recalls:
+            return self.cancelled()
         if self._made is not None:
             self._end_for_library(_CANCELLED)
-        if recall is not None:
-            recall(self)
+        if recalls[0] is not None:
+            recalls[0](self)
         self.guard.run_late_deferred()
         return True
 
+    def _withdraw(self, recalls: list[Callable[..., object] | None]) -> None:
+        if self._state is PENDING and not (self.left or self._ending):
+            self.withdraw()
+            recalls.append(self._recall)
+            self._recall = None
+            self._end(_CANCELLED)
+
     def __repr__(self) -> str:  # that of Future locks the condition
         error = "" if self._exception is None else f" raised {type(self._exception).__name__}"
-        return f"<Delivery to {self.peer} state={self._state.lower()}{error}>"
+        whom = self.peer or "the server" if self._futures is None else f"{len(self._futures)} peers"
+        return f"<Delivery to {whom} state={self._state.lower()}{error}>"
 
     def cancelled(self) -> bool:
         """Return whether it was taken back."""
@@ -189,7 +197,7 @@ class Delivery(Outgoing, Future[None]):
             finally:
                 del error, self  # the traceback refers to this frame: avoid the cycle
 
-    # For the holder of the baton.
+    # For the holder of the baton; `fail` also for a thread that has just made this.
 
     def acked(self) -> None:
         """Note that the peer holds the message. Harmless if it is done."""
@@ -203,16 +211,14 @@ class Delivery(Outgoing, Future[None]):
 
     def fail(self, error: Exception) -> bool:
         """Fail: the peer will never hold it, or it is unknown whether it does. Return False if it is done already."""
-        with self.guard.lock:
-            if self._state is not PENDING or self._ending:
-                return False
-            self.data = b""
-            self._recall = None
-            self._exception = error
-            error.__traceback__ = None  # its frames refer to this: to drop it would not free it
-            self._unseen = self.guard.ledger.failed(self.peer, error, looked_at=self._looked_at)
-            self._end(FINISHED)
-        self.guard.run_late_deferred()
+        if self._state is not PENDING or self._ending:
+            return False
+        self.data = b""
+        self._recall = None
+        self._exception = error
+        error.__traceback__ = None  # its frames refer to this: to drop it would not free it
+        self._unseen = self.guard.ledger.failed(self.peer, error, looked_at=self._looked_at)
+        self._end(FINISHED)
         return True
 
     def _look(self, whole: Delivery | None = None) -> None:
@@ -221,7 +227,7 @@ class Delivery(Outgoing, Future[None]):
             return
         if not self.guard.try_hold(functools.partial(self._note_look, whole)):
             self.guard.defer(self._look, whole)  # which keeps this, so that no failure is told before
-        for part in self._futures:
+        for part in self._futures or ():
             part._look(self)
 
     def _note_look(self, whole: Delivery | None) -> None:
@@ -238,13 +244,19 @@ class Delivery(Outgoing, Future[None]):
 
     def _conclude(self) -> None:
         """Take the state of the parts, which are all done. Harmless afterwards."""
-        errors = [error for future in self._futures if (error := future._exception)]
-        with self.guard.lock:
-            if self._state is not PENDING:
-                return
-            self._exception = errors[0] if errors else None
-            self._end(_CANCELLED if all(future.cancelled() for future in self._futures) else FINISHED)
+        self._hold(self._take_outcome)
         self.guard.run_late_deferred()
+
+    def _take_outcome(self) -> None:
+        if self._state is PENDING:
+            errors = [error for future in self.futures if (error := future._exception)]
+            self._exception = errors[0] if errors else None
+            self._end(_CANCELLED if all(future.cancelled() for future in self.futures) else FINISHED)
+
+    def _hold(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function(*args)` with the baton: now, or in the loop's thread if another one has it for long."""
+        if not self.guard.try_hold(functools.partial(function, *args)):
+            self.guard.defer(self._hold, function, *args)
 
     def _end(self, state: str) -> None:
         """Be done, and call the callbacks. Harmless afterwards: an interrupted thread may have begun it."""
@@ -265,7 +277,7 @@ class Delivery(Outgoing, Future[None]):
 
     def _end_for_library(self, state: str) -> None:
         """Be done for concurrent.futures too, which has made the condition."""
-        with self._condition:
+        with self._made:
             if self._state is not PENDING:
                 return
             self._state = state
@@ -276,9 +288,8 @@ class Delivery(Outgoing, Future[None]):
                     waiter.add_exception(self)
                 else:
                     waiter.add_result(self)
-            self._condition.notify_all()
-        with self.guard.lock:
-            self._end(state)
+            self._made.notify_all()
+        self._hold(self._end, state)
 
     def _poll(self, wait_lock: threading.Lock, deadline: float) -> None:
         """Poll until it is done, or another thread has to poll."""
@@ -302,11 +313,11 @@ class Delivery(Outgoing, Future[None]):
             self._listen(callbacks[0])
 
         def unsubscribe() -> None:
-            with guard.lock:
-                if callbacks and self._listeners and callbacks[0] in self._listeners:
-                    self._listeners.remove(callbacks[0])
+            if callbacks and self._listeners and callbacks[0] in self._listeners:
+                self._listeners.remove(callbacks[0])
 
-        return self.done() or guard.wait(self.done, deadline, subscribe, unsubscribe, "result")
+        leave = functools.partial(self._hold, unsubscribe)
+        return self.done() or guard.wait(self.done, deadline, subscribe, leave, "result")
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -335,15 +346,13 @@ class Copy(Outgoing):
 
     def fail(self, error: Exception) -> bool:
         """Fail: the peer will never hold it, or it is unknown whether it does. Return False if it is done already."""
-        with self.guard.lock:
-            if self._state is not PENDING:
-                return False
-            self.data = b""
-            self._state = FINISHED
-            failed, self._recall = self._recall, None
-            self.guard.ledger.failed(self.peer, error, looked_at=True)
-            self.guard.defer(failed, self.peer, error)
-        self.guard.run_late_deferred()
+        if self._state is not PENDING:
+            return False
+        self.data = b""
+        self._state = FINISHED
+        failed, self._recall = self._recall, None
+        self.guard.ledger.failed(self.peer, error, looked_at=True)
+        self.guard.defer(failed, self.peer, error)
         return True
 
 
@@ -368,8 +377,7 @@ def _part_done(reference: weakref.ref[Delivery], numbers: Iterator[int], part: F
         whole._conclude()
     part = cast(Delivery, part)
     if part._whole is not None:
-        with part.guard.lock:
-            part._whole = None
+        part._whole = None  # without the baton: it is set only while the part is not done
 
 
 def _call(listener: Callable[[Future[None]], object], delivery: Delivery) -> None:

@@ -34,7 +34,7 @@ from netq.protocol.wire import Code, Greeting
 from netq.runtime.inbox import Inbox
 from netq.runtime.link import Link, LinkListener, Transport, certificates_of
 from netq.runtime.log_dedup import LogDedup
-from netq.runtime.peer import EXPLAIN, Peer
+from netq.runtime.peer import EXPLAIN, Peer, longest_wait
 from netq.runtime.pending_links import PendingLinks, origin_of
 from netq.runtime.reconnect import Reconnector
 from netq.runtime.stalls import PERIOD, AbsentPeers, FullMemory
@@ -186,7 +186,7 @@ class Endpoint:
         """Let each peer finish. In the first loop; `timeout` is how long the caller waits for that."""
         self.closing = self.undelivered.closing = True
         for peer in self.peers.values() if timeout != 0 else ():
-            peer.loop.call(peer.finish)
+            peer.loop.call(peer.finish, timeout)
         if not self.peers:
             self._finish_closing()
         elif self.is_server:
@@ -202,10 +202,10 @@ class Endpoint:
         """Log why closing takes so long."""
         if absent := [peer.id for peer in self.peers.values() if peer.link is None and not peer.over]:
             log.warning(
-                "%s%s: not connected; closing waits up to %g s (linger) for their return",
+                "%s%s: not connected; closing waits up to %s for their return",
                 absent[0],
                 f" and {len(absent) - 1:,} other client{'s' * (len(absent) > 2)}" if len(absent) > 1 else "",
-                self.options.connection.linger,
+                longest_wait(self.options.connection, timeout),
             )
         if connected := sum(peer.link is not None for peer in self.peers.values()):
             log.warning(

@@ -44,6 +44,13 @@ _CONTESTS, _CONTEST_PERIOD = 3, 60.0
 _TAKEOVERS = 4  # remembered, the last ones: the processes that had the id before them are not told
 
 
+def longest_wait(options: ConnectionOptions, timeout: float | None) -> str:
+    """Return how long a close waits for peers without a link, as text."""
+    if timeout is not None and timeout < options.linger:
+        return f"{timeout:g} s (timeout)"
+    return f"{options.linger:g} s (linger)"
+
+
 class Interrupted(ConnectionAbortedError):
     """We replace the link ourselves; nothing is wrong with the peer or the network."""
 
@@ -116,6 +123,7 @@ class Peer:
         self.over = False
         self._reported_id: uuid.UUID | None = None  # the id that was reported to the user
         self._finishing = False  # our user has closed the communicator
+        self._close_timeout: float | None = None  # how long our user waits for that
         self._client_may_put = False  # we are a server that closes, and this client is connected
         self._server_closed = False  # at a client: the server has closed, and still takes what is put
         session.wake = self._flush_soon
@@ -214,11 +222,12 @@ class Peer:
         if self.session.release_room(receiver):
             self._flush_soon()
 
-    def finish(self) -> None:
-        """Close the session in good order: flush, FIN, end. Harmless if that has begun."""
+    def finish(self, timeout: float | None) -> None:
+        """Close the session in good order: flush, FIN, end. Harmless if that has begun. `timeout` is for the log."""
         if self._finishing:
             return
         self._finishing = True
+        self._close_timeout = timeout
         self.session.close()
         if self.link is not None and self.link.connection.open:
             self._client_may_put = self._listener.is_server and not self.session.peer_closed
@@ -467,7 +476,7 @@ class Peer:
             self.end(Closed(self.id, "it has closed"))
         elif not self.over:
             if self.session.closing and not self._listener.is_server:  # a server says it once for all its clients
-                self.loop.at(time.monotonic() + EXPLAIN, self._explain, seconds)
+                self.loop.at(time.monotonic() + EXPLAIN, self._explain)
             error = Closed(self.id, why.format(seconds))
             self._expiry = self.loop.at(time.monotonic() + seconds, self._expire, error)
 
@@ -482,11 +491,11 @@ class Peer:
             self.session.closing = True  # the server has closed: a client has no server to come back to
         self.end(error)
 
-    def _explain(self, seconds: float) -> None:
+    def _explain(self) -> None:
         """Log why closing takes so long."""
         if not self.over and self.link is None:
-            who = self.id or "the server"
-            log.warning("%s: not connected; closing waits up to %g s (linger) for it to come back", who, seconds)
+            longest = longest_wait(self._options, self._close_timeout)
+            log.warning("%s: not connected; closing waits up to %s for it to return", self.id or "the server", longest)
 
     def _tick(self, link: Link) -> None:
         now = time.monotonic()

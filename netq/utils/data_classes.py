@@ -112,6 +112,7 @@ class Sent:
     def __init__(self, classes: Classes) -> None:
         self._classes = classes
         self._kind: type | None = None  # of the last object: the functions that come next are named for it
+        self._is_named = False  # no class has come since that object: the next one may be named for it
 
     def reduce(self, value: Any) -> Any:
         """Do as `forms.reduce`. Raises SerializationError, which names the class or the dtype."""
@@ -119,6 +120,7 @@ class Sent:
             self._check(value)
         else:
             self._kind = kind = type(value)
+            self._is_named = True
             dtype = forms.dtype_of(value)
             if dtype is not None and not is_dtype(dtype.str if forms.is_plain(dtype) else dtype):
                 raise SerializationError(
@@ -128,8 +130,11 @@ class Sent:
         return forms.reduce(value)
 
     def _check(self, named: Any) -> None:
+        is_value, self._is_named = isinstance(named, type) and not self._is_named, False
         try:
-            self._classes(named.__module__, named.__qualname__)
+            found = self._classes(named.__module__, named.__qualname__)
+            if is_value and type(found) is Builder:
+                raise NotAllowed(f"a message has the class {found.name} as a value; expected data")
         except Unreadable as error:
             sent = self._kind if self._kind is not None and not isinstance(named, type) else named
             is_form = named.__module__ == forms.__name__ and named not in (forms.array, forms.scalar)

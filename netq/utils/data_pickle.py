@@ -652,7 +652,7 @@ def _take_call(load: _Load) -> tuple[Builder, tuple[Any, ...], int, int]:
         raise Unreadable("a pickle calls something that is no class, or without arguments")
     load.parts.pop()
     load.made -= 1
-    load.charge(size)
+    load.charge(size + builder.work)
     del stack[base:]
     return builder, args, depth, size
 

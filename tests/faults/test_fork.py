@@ -143,7 +143,7 @@ def test_process_that_ends_without_its_server_waits_linger(
     program.finish()
     seconds = time.monotonic() - ends
     assert linger <= seconds < linger + 1.0
-    assert f"closing waits up to {linger:g} s (linger) for it to come back" in program.errors()
+    assert f"closing waits up to {linger:g} s (linger) for it to return" in program.errors()
     figure("26 exit without a server", f"{wire.kind}: ended after {seconds:.2f} s, limit {linger + 1:g} s")
 
 

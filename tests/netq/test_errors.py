@@ -83,6 +83,11 @@ def test_docstring_tree_has_all_errors() -> None:
             f"{PEER}: dropped for a newer message, as 8 messages (queue_size) waited (drop_oldest)",
         ),
         (
+            QueueFull(PEER, "8 bytes (queue_bytes)", size=9),
+            f"{PEER}: the message alone has 9 bytes, and 8 bytes (queue_bytes) may wait behind the first of its lane; "
+            "wait for the earlier futures of the lane, send it in parts, or set a larger queue_bytes",
+        ),
+        (
             MessageTooLarge(PEER, 100, 10),
             f"{PEER}: a message of 100 bytes; it takes at most 10 (its message_size)",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -95,6 +96,28 @@ def test_a_handler_that_raises_loses_its_record_only(
             assert server.get(timeout=LIMIT).data == "arrives"
             client.close(LIMIT)
     assert ("LookupError" if does is raise_lookup else "SystemExit") in capsys.readouterr().err
+
+
+def test_a_handler_that_exits_loses_its_record_only_where_no_loop_runs(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(leave)
+    module_log.warning("emitted in this thread")
+    assert "SystemExit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_a_handler_interrupts_the_thread_that_logs(install: Install, number: signal.Signals) -> None:
+    def end(number: int, frame: object) -> None:
+        sys.exit("terminated")
+
+    before = signal.signal(signal.SIGTERM, end)
+    install(lambda record: signal.raise_signal(number))
+    try:
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
+            module_log.warning("emitted in this thread")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_record_factory_that_raises_stops_nothing(log: LogRecorder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,13 @@ import asyncio
 import concurrent.futures
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import traceback
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -80,6 +83,78 @@ def test_a_lost_communicator_warns_once(server: Communicator) -> None:
     with pytest.warns(ResourceWarning, match=f"unclosed netq communicator {held[0].id}") as found:
         held.clear()
     assert len(found) == 1
+
+
+def test_a_warning_under_the_baton_may_wait_for_a_lock(server: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may run on top of the baton's holder; filters and showwarning are the user's."""
+    client, cycle, lock = client_of(server), list[object](), threading.Lock()
+    warned, got = threading.Event(), list[bool]()
+
+    def show(*args: object, **more: object) -> None:
+        warned.set()
+        got.append(lock.acquire(timeout=LIMIT))
+
+    def collect() -> None:
+        with client._baton.lock:
+            cycle.clear()
+
+    cycle.append(client_of(server))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", ResourceWarning)
+        monkeypatch.setattr(warnings, "showwarning", show)  # catch_warnings has set its own
+        holder = threading.Thread(target=collect)
+        with lock:
+            holder.start()
+            assert warned.wait(LIMIT)
+            future = client.put("not sent yet")
+            future.add_done_callback(lambda _: None)
+            assert future.cancel() in (False, True)
+        holder.join(2 * LIMIT)
+    assert got == [True]
+    client.close(LIMIT)
+
+
+PROGRAM = """
+import gc, threading
+import netq
+
+server = netq.new("tcp", "server", netq.CommunicatorOptions(netloc=("127.0.0.1", 0)))
+client = netq.new("tcp", "client", netq.CommunicatorOptions(netloc=server.netloc))
+first = client.put("arrives")
+server.get()
+busy = threading.Semaphore(0)
+
+class Finalizer:
+    def __del__(self, print=print, first=first, client=client):
+        first.cancel()
+        first.add_done_callback(print)
+        client.put("too late").cancel()
+        client.request_close()
+        print("finalized")
+
+def put():
+    while True:
+        future = client.put("x")
+        future.add_done_callback(id)
+        future.cancel()
+        busy.release()
+
+for _ in range(3):
+    threading.Thread(target=put, daemon=True).start()
+for _ in range(100):
+    busy.acquire()
+cycle = [Finalizer()]
+cycle.append(cycle)
+gc.disable()  # the end of the interpreter collects it
+del cycle
+"""
+
+
+def test_a_finalizer_after_the_end_of_the_threads_does_not_wait_for_them() -> None:
+    """At the end of the process Python stops daemon threads where they are, perhaps with a baton."""
+    run = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=10 * LIMIT, check=True)
+    assert done.stdout.endswith("finalized\n")
 
 
 def test_a_closed_one_does_not_warn(server: Communicator) -> None:

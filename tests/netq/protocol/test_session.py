@@ -406,6 +406,17 @@ def test_full_queue_says_what_is_full() -> None:
     )
 
 
+def test_a_message_that_alone_exceeds_queue_bytes_says_so() -> None:
+    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
+    put(one, 5000)  # the first may have any size
+    with pytest.raises(QueueFull) as caught:
+        put(one, 2000)
+    assert str(caught.value) == (
+        f"{PEER}: the message alone has 2000 bytes, and 1000 bytes (queue_bytes) may wait behind the first of its "
+        "lane; wait for the earlier futures of the lane, send it in parts, or set a larger queue_bytes"
+    )
+
+
 def test_a_message_that_is_cancelled_or_has_begun_makes_room() -> None:
     one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
     begun, second, third = put(one, 5000), put(one, 900), put(one, 100)

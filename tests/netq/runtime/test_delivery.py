@@ -53,7 +53,7 @@ class AtOnce:
     def poll(self, wait_lock: threading.Lock, deadline: float) -> bool:
         return False
 
-    def try_hold(self, function: Callable[[], object]) -> bool:
+    def try_hold(self, function: Callable[[], object], seconds: float = 0.0) -> bool:
         with self.lock:
             function()
         return True
@@ -165,6 +165,16 @@ def test_one_is_itself() -> None:
 
 def test_none_is_done() -> None:
     gather(AtOnce(), []).result(0)
+
+
+def test_repr_says_to_whom() -> None:
+    wholes = [gather(AtOnce(), parts) for parts in (deliveries(), deliveries()[:1], [])]
+    assert [repr(whole) for whole in (*wholes, Delivery(b"", guard=AtOnce()))] == [
+        "<Delivery to 3 peers state=pending>",
+        f"<Delivery to {A} state=pending>",
+        "<Delivery to 0 peers state=finished>",
+        "<Delivery to the server state=pending>",
+    ]
 
 
 def test_several_are_done_when_all_are() -> None:

@@ -258,7 +258,7 @@ def test_to_close_again_does_not_make_it_longer(communicators: Communicators, po
     closes(client)
     peer = only(client)
     before = peer._expiry
-    peer.loop.ask(peer.finish)
+    peer.loop.ask(peer.finish, LIMIT)
     assert peer._expiry is before
     assert client.close(timeout=0) == left.result(LIMIT) == 1
     communicators.release(client)
@@ -318,6 +318,46 @@ def test_a_closing_server_logs_for_which_clients_it_waits(
     server, client = communicators.pair()
     left = pool.submit(server.close)
     assert "closing waits for 1 client to disconnect" in log.wait("closing waits")
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+
+
+def test_a_closing_client_says_the_timeout_if_that_ends_the_wait(
+    communicators: Communicators,
+    proxies: Callable[[NetworkLocation], Proxy],
+    pool: ThreadPoolExecutor,
+    log: LogRecorder,
+) -> None:
+    server = communicators.server()
+    proxy = proxies(server.netloc)
+    proxy.refusing = True
+    client = communicators.client(proxy.netloc, linger=10 * LIMIT)
+    client.put("at last")
+    left = pool.submit(client.close, LIMIT)
+    log.wait(f"the server: not connected; closing waits up to {LIMIT:g} s (timeout) for it to return")
+    proxy.refusing = False
+    assert server.get(timeout=LIMIT).data == "at last"
+    assert left.result(LIMIT) == 0
+
+
+def test_a_closing_server_says_the_timeout_if_that_ends_the_wait(
+    communicators: Communicators,
+    proxies: Callable[[NetworkLocation], Proxy],
+    pool: ThreadPoolExecutor,
+    log: LogRecorder,
+) -> None:
+    server = communicators.server(linger=10 * LIMIT)
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc)
+    introduce(server, client)
+    proxy.refusing = True
+    proxy.cut()
+    log.wait("its session waits for it")
+    server.put("at last", client.options.id)
+    left = pool.submit(server.close, LIMIT)
+    log.wait(f"{client.options.id}: not connected; closing waits up to {LIMIT:g} s (timeout) for their return")
+    proxy.refusing = False
+    assert client.get(timeout=LIMIT).data == "at last"
     client.close(LIMIT)
     assert left.result(LIMIT) == 0
 

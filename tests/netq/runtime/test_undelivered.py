@@ -357,11 +357,29 @@ def test_failures_before_close_are_counted(communicators: Communicators) -> None
     communicators.abort(client)
 
 
-def test_a_callback_is_added_while_a_finalizer_has_the_baton_and_waits_for_a_lock(communicators: Communicators) -> None:
+def _wait(wait: Callable[[float], object]) -> None:
+    with pytest.raises(TimeoutError):
+        wait(0.1)
+
+
+ACTS: dict[str, Callable[[Communicator, netq.Delivery], object]] = {
+    "add a callback": lambda server, future: future.add_done_callback(lambda _: None),
+    "cancel": lambda server, future: future.cancel(),
+    "put to a stranger": lambda server, future: server.put("two", A),
+    "put to several strangers": lambda server, future: server.put("two", A, B),
+    "wait for a result": lambda server, future: _wait(server.put("two", cast(uuid.UUID, future.peer)).result),
+    "wait for a message": lambda server, future: _wait(lambda seconds: server.get(timeout=seconds)),
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_acts_while_a_finalizer_has_the_baton_and_waits_for_a_lock(
+    communicators: Communicators, act: Callable[[Communicator, netq.Delivery], object]
+) -> None:
     server = communicators.server()
     client = communicators.client(server.netloc)
     introduce(server, client)
-    future, baton, lock = client.put("one"), client._baton, threading.Lock()
+    future, baton, lock = server.put("one", client.id), server._baton, threading.Lock()
     holds, ended, got = threading.Event(), threading.Event(), list[bool]()
 
     def finalizer() -> None:
@@ -374,6 +392,7 @@ def test_a_callback_is_added_while_a_finalizer_has_the_baton_and_waits_for_a_loc
         holder.start()
         assert holds.wait(LIMIT)
         future.add_done_callback(lambda _: ended.set())
+        act(server, future)
     holder.join(2 * LIMIT)
     assert got == [True]
     assert ended.wait(LIMIT)

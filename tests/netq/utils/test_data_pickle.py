@@ -22,6 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from netq.errors import NotAllowed, Unreadable
+from netq.utils import data_pickle
 from netq.utils.data_pickle import MAX_DEPTH, MAX_KEY_SIZE, MAX_NUMBERS, MAX_SAME_HASH, MAX_SIZE
 from netq.utils.stream import PickleSerializer, Stream
 from tests.attacks import classes
@@ -38,6 +39,14 @@ def received(stream: Stream) -> Stream:
 
 def moved(value: Any) -> Any:
     return data.load(received(trusting.dump(value)))
+
+
+def test_an_address_is_charged_as_the_values_that_take_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_pickle, "MAX_WORK", 1000)
+    addresses = [ipaddress.IPv6Interface((number, 64)) for number in range(50)]
+    assert moved(addresses[:45]) == addresses[:45]
+    with pytest.raises(Unreadable, match="1000 values in keys and in the arguments of constructors"):
+        moved(addresses)
 
 
 NOTED = ValueError("x", 5)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import array
+import collections
+import datetime
 import json
 import pathlib
 import pickle
 import sys
+import uuid
 from typing import Any
 
 import numpy as np
@@ -134,6 +137,31 @@ def test_put_refuses_what_the_same_serialiser_would_not_load(value: Any, text: s
     data.dump({"a": [1, np.zeros(3)]})
 
 
+@pytest.mark.parametrize("size", [1024, 1025, 100_000, 999_999])
+def test_long_scalars_of_numpy_arrive(size: int) -> None:
+    for value in (np.str_("é" * size), np.bytes_(b"x" * size)):
+        arrived = data.load(received(data.dump([value])))[0]
+        assert (type(arrived), arrived) == (type(value), value)
+    with pytest.raises(SerializationError, match=r"a numpy\.str_ of dtype <U1000000"):
+        data.dump(np.str_("x" * 1_000_000))
+
+
+def test_put_refuses_a_class_as_a_value() -> None:
+    serializer = PickleSerializer(lambda name: True)
+    key = uuid.UUID(int=1)
+    for value in (uuid.UUID, {"kind": uuid.UUID}, [key, uuid.UUID, datetime.date], [datetime.date, key]):
+        with pytest.raises(SerializationError, match=r"a \w+\.\w+, which `load` .* the class .* as a value"):
+            serializer.dump(value)
+    honest: list[Any] = [
+        key,
+        [uuid.UUID(int=2)],
+        datetime.date(2000, 1, 1),
+        collections.defaultdict[int, Any](list, {1: key}),
+        int,
+    ]
+    assert serializer.load(received(serializer.dump(honest))) == honest
+
+
 class Forged:
     """Pickled as a call of a function, with any arguments."""
 
@@ -172,7 +200,7 @@ FORGED = {
     "bools": (forged_array("|b1", (24,), memory=pickle.PickleBuffer(bytearray(b"\2" * 24))), "neither 0 nor 1"),
     "a bool": (Forged(forms.scalar, "|b1", b"\2"), "neither 0 nor 1"),
     "a scalar of objects": (Forged(forms.scalar, "|O", bytes(8)), r"the dtype '\|O'"),
-    "a large scalar": (Forged(forms.scalar, "|S5000", bytes(5000)), "no valid arguments"),
+    "a scalar of fewer bytes": (Forged(forms.scalar, "|S5000", bytes(4999)), "no valid arguments"),
     "another function": (Forged(forms.moved, "frombuffer"), "would be|refuses|is a function"),
     "a dtype of objects": (Forged(np.dtype, "|O"), r"the dtype '\|O'"),
     "a dtype of more": (Forged(np.dtype, "<f4", True), "no valid arguments"),
