@@ -21,6 +21,8 @@ from netq.testing.proxy import Proxy
 from tests.netq import handlers
 from tests.netq.makers import plain
 
+HERE = NetworkLocation("127.0.0.1", 0)
+Install = Callable[[Callable[[logging.LogRecord], object]], None]
 module_log = Log("netq.test")
 FAST = ConnectionOptions(retry_min=0.01, retry_max=0.02)
 
@@ -38,7 +40,7 @@ class Calling(logging.Handler):
 
 
 @pytest.fixture
-def install() -> Iterator[Callable[[Callable[[logging.LogRecord], object]], None]]:
+def install() -> Iterator[Install]:
     """Install a handler by its function; all are removed at the end."""
     logger, handlers = logging.getLogger("netq"), list[logging.Handler]()
     level = logger.level
@@ -52,9 +54,6 @@ def install() -> Iterator[Callable[[Callable[[logging.LogRecord], object]], None
     logger.setLevel(level)
     for handler in handlers:
         logger.removeHandler(handler)
-
-
-Install = Callable[[Callable[[logging.LogRecord], object]], None]
 
 
 def block(install: Install) -> tuple[threading.Event, threading.Event]:
@@ -77,7 +76,7 @@ def leave(record: logging.LogRecord) -> None:
     sys.exit("a handler may do even this")
 
 
-def options(netloc: NetworkLocation = NetworkLocation("127.0.0.1", 0)) -> CommunicatorOptions:  # noqa: B008
+def options(netloc: NetworkLocation = HERE) -> CommunicatorOptions:
     return CommunicatorOptions(netloc=netloc, connection=FAST)
 
 
