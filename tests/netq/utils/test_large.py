@@ -6,6 +6,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -101,26 +102,20 @@ def test_bytes_serializer() -> None:
 def test_dump_within_dump_and_in_threads() -> None:
     serializer = PickleSerializer()
 
+    def inner() -> bytes:
+        return bytes(serializer.dump({"inner": [1, BYTES[:10]]}))
+
     class Nested:
         def __reduce__(self) -> tuple[Any, ...]:
-            return bytes, (bytes(serializer.dump({"inner": [1, BYTES[:10]]})),)
+            return bytes, (inner(),)
 
-    inner = serializer.dump({"inner": [1, BYTES[:10]]})
-    wrong: list[Any] = []
+    def check(number: int) -> None:
+        sent = [number, Nested(), {"x": np.full(3, number)}]
+        there = serializer.load(received(serializer.dump(sent)))
+        assert (there[0], there[1], there[2]["x"].tolist()) == (number, inner(), [number] * 3)
 
-    def work() -> None:
-        for number in range(300):
-            sent = [number, Nested(), {"x": np.full(3, number)}]
-            there = serializer.load(received(serializer.dump(sent)))
-            if (there[0], there[1], there[2]["x"].tolist()) != (number, bytes(inner), [number] * 3):
-                wrong.append(there)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(check, range(1200)))) == 1200
 
 
 def test_failed_dump_does_not_spoil_the_next_one() -> None:
