@@ -240,7 +240,7 @@ def test_tls(clients: Programs, tmp_path: Path, mutual: bool) -> None:
     client = certificates.issue(tmp_path / "certificates", "board")
     authority = files.authority if mutual else None
     options = netq.CommunicatorOptions(
-        netloc=netq.NetworkLocation("127.0.0.1", 0),
+        netloc=HERE,
         serialization=BYTES,
         security=netq.SecurityOptions(files.key, files.certificate, authority),
     )
@@ -258,9 +258,7 @@ def test_tls(clients: Programs, tmp_path: Path, mutual: bool) -> None:
 @needs_openssl
 def test_tls_refuses_another_authority(clients: Programs, tmp_path: Path) -> None:
     files, other = certificates.init(tmp_path / "one"), certificates.init(tmp_path / "other")
-    options = netq.CommunicatorOptions(
-        netloc=netq.NetworkLocation("127.0.0.1", 0), security=netq.SecurityOptions(files.key, files.certificate)
-    )
+    options = netq.CommunicatorOptions(netloc=HERE, security=netq.SecurityOptions(files.key, files.certificate))
     with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
         words = ("--authority", other.authority, "--patience", 300)
         status, errors = end(clients.start("send", server.netloc, file(tmp_path, b"secret"), *words))
