@@ -211,6 +211,13 @@ def test_lines_keep_their_order_and_place(log: LogRecorder, install: Install) ->
     }
 
 
+def test_recorder_has_each_line_that_was_logged_before(log: LogRecorder) -> None:
+    with netq.new("tcp", "server", options()):
+        for number in range(200):
+            module_log.info("line %d.", number)
+            assert log.having(f"line {number}.")
+
+
 def test_lines_beyond_a_thousand_are_dropped_and_counted(log: LogRecorder, install: Install) -> None:
     blocks, free = block(install)
     with netq.new("tcp", "server", options()):
