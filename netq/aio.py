@@ -360,7 +360,7 @@ class Communicator:
 
 
 def _ready(communicator: weakref.ref[Communicator]) -> None:
-    """Do the same. The event loop has this as its reader, and so keeps no communicator that no one else refers to."""
+    """Call `_ready`. The event loop refers to this function, so it keeps no communicator that no one else refers to."""
     if (found := communicator()) is not None:
         found._ready()
 

@@ -36,7 +36,6 @@ try:
 except ImportError as error:
     raise ImportError("netq.trio needs trio: pip install trio") from error
 
-
 _T = TypeVar("_T")
 
 

@@ -157,7 +157,7 @@ class _Reader:
             number = self._number(value)
             value = self._bytes[number]
             if value is None:
-                value = self._bytes[number] = large.bytes_of(self._buffers[number])
+                value = self._bytes[number] = large.copied(self._buffers[number], bytes)
             return value
         if key == "$float" and type(value) is str and value in _FLOATS:
             return _FLOATS[value]

@@ -50,14 +50,14 @@ def serve(server: Communicator, arrivals: Arrivals, largest: int, clients: int |
     )
     while (peer := arrivals.get()) is not None:
         if not free.acquire(blocking=False):
-            server.put(("refused", full), peer).add_done_callback(_let_go)
+            server.put(("refused", full), peer).add_done_callback(_may_fail)
             continue
         run = functools.partial(_serve_client, server, peer, largest, free, done, counts=clients is not None)
         threading.Thread(target=run, name=f"bench-{peer}", daemon=True).start()
 
 
-def _let_go(answer: object) -> None:
-    """Look at an answer that may fail: its client may have gone."""
+def _may_fail(answer: object) -> None:
+    """Look at an answer that may fail, as its client may have gone. Without a look the log would say so."""
 
 
 def _countdown(count: int, end: Callable[[], object]) -> Callable[[], None]:
@@ -94,7 +94,7 @@ def _serve_client(
     end = _endpoint(server, peer)
     served = False
     try:
-        end.put(("hello", protocol.VERSION, facts())).add_done_callback(_let_go)
+        end.put(("hello", protocol.VERSION, facts())).add_done_callback(_may_fail)
         while True:
             _serve_request(end, largest)
             served = True
@@ -103,7 +103,7 @@ def _serve_client(
     except (BenchError, netq.Unreadable, MemoryError) as error:
         why = str(error) or "no memory for such messages"
         log.warning("%s: this client is not served any more: %s", _address(server, peer), why)
-        end.put(("refused", why)).add_done_callback(_let_go)
+        end.put(("refused", why)).add_done_callback(_may_fail)
     finally:
         if not (served and counts):
             free.release()

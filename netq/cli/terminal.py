@@ -50,12 +50,11 @@ class _Pipe(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Let the process do its work to the end, with the status of that, when a reader goes early: `… | head -1`."""
+    """Let the process finish, with the exit status of its work, if a reader of its output goes: `… | head -1`."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
             raw: Any = _Pipe(stream.fileno(), "wb", closefd=False)
             buffer = raw if stream.write_through else io.BufferedWriter(raw)
-            text = io.TextIOWrapper(buffer, stream.encoding, stream.errors)
-            text.reconfigure(line_buffering=stream.line_buffering, write_through=stream.write_through)
-            setattr(sys, name, text)
+            encoding, errors, by_line = stream.encoding, stream.errors, stream.line_buffering
+            setattr(sys, name, io.TextIOWrapper(buffer, encoding, errors, None, by_line, stream.write_through))

@@ -109,7 +109,6 @@ class ServerTransport:
 
 def _credentials(files: Renewed[Files]) -> grpc.ServerCredentials:
     """Return credentials that grpc asks for before each handshake. It keeps those before where it gets None."""
-
     last = files.current()
 
     def configuration(found: Files) -> grpc.ServerCertificateConfiguration:

@@ -146,7 +146,7 @@ def _getaddrinfo(host: str, port: int, flags: int) -> list[Address]:
 
 
 def _is_host(host: str) -> bool:
-    """Whether this may be a name or an address: no path, no URL, no port behind it."""
+    """Return whether this may be a name or an address: no path, no URL, no port behind it."""
     if ":" not in host:
         return "/" not in host
     with contextlib.suppress(ValueError):

@@ -5,8 +5,8 @@
     before Python 3.13
 
 Python itself calls `threading._shutdown` in both cases, which waits for all threads that are no daemons. So in the
-second case a thread is started there that waits for the others, and then calls the functions. Not called at os._exit,
-and when a signal without a handler ends the process.
+second case a thread is started there that waits for the others, and then calls the functions. A plain os._exit, and a
+signal without a handler, call none of them.
 """
 
 from __future__ import annotations

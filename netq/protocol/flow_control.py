@@ -9,9 +9,9 @@ here beyond that comes from the budget. One half of the budget serves each of tw
   are under way or untaken, a claim of any size is granted, so the largest message arrives too.
 
 Unread bytes therefore stay below the budget, or below half of it plus one message; plus the parts of messages whose
-links were lost. Those parts are kept until another peer needs the room. And a claim of a peer that a user waits for is
-granted out of turn, also beyond the budget, or messages that the user does not want yet could keep it away for ever:
-one message for each such peer (Session.advance).
+links were lost. Those parts are kept until another peer needs the room. A claim of a peer that a user waits for is
+granted out of turn, also beyond the budget: one message for each such peer (Session.advance). Otherwise it could wait
+for ever for messages that the user does not want yet.
 """
 
 from __future__ import annotations

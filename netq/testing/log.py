@@ -7,6 +7,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from netq.log import thread as log_thread
+
 _LIMIT = 60.0  # seconds
 
 
@@ -45,13 +47,17 @@ class LogRecorder(LogHandler):
             self._changed.notify_all()
 
     def having(self, text: str, level: int = logging.DEBUG) -> list[str]:
-        """Return the lines that contain `text`, of this level at least."""
-        with self._changed:
-            return [line for of, line in self._lines if of >= level and text in line]
+        """Return the lines so far that contain `text`, of this level at least."""
+        log_thread.flush(_LIMIT)
+        return self._having(text, level)
 
     def wait(self, text: str, count: int = 1) -> str:
         """Wait until `count` lines contain `text`; return the last of these."""
         with self._changed:
-            found = self._changed.wait_for(lambda: len(self.having(text)) >= count, _LIMIT)
+            found = self._changed.wait_for(lambda: len(self._having(text)) >= count, _LIMIT)
             assert found, f"{text!r} is not {count} times in the log: {self._lines}"
-            return self.having(text)[count - 1]
+            return self._having(text)[count - 1]
+
+    def _having(self, text: str, level: int = logging.DEBUG) -> list[str]:
+        with self._changed:
+            return [line for of, line in self._lines if of >= level and text in line]

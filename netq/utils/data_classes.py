@@ -107,7 +107,7 @@ class Classes:
 
 
 class Sent:
-    """Refuses in `put` what `load` of the same serialiser would: one for each message."""
+    """Refuses in `put` what `load` of the same serialiser would refuse. One instance for each message."""
 
     def __init__(self, classes: Classes) -> None:
         self._classes = classes

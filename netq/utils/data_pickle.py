@@ -407,14 +407,14 @@ def _bytes_of_8(load: _Load, at: int) -> int:
 
 def _bytes(load: _Load, at: int, size: int) -> int:
     stop = load.span(at, size)
-    load.stack.append(large.bytes_of(load.data[at:stop]))
+    load.stack.append(large.copied(load.data[at:stop], bytes))
     return stop
 
 
 @_opcode(pickle.BYTEARRAY8)
 def _bytearray(load: _Load, at: int) -> int:
     stop = load.span(at + 8, _unpack_long(load.data, at)[0])
-    load.stack.append(large.bytearray_of(load.data[at + 8 : stop]))
+    load.stack.append(large.copied(load.data[at + 8 : stop], bytearray))
     return stop
 
 

@@ -207,7 +207,7 @@ def _numpy() -> Any:
 
 
 def is_dtype(text: Any) -> bool:
-    """Whether this is the `str` of a dtype that messages may have."""
+    """Return whether this is the `str` of a dtype that messages may have."""
     return type(text) is str and _DTYPE.fullmatch(text) is not None
 
 

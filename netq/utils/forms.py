@@ -133,7 +133,7 @@ def dtype_of(value: Any) -> Any:
 
 
 def is_plain(dtype: Any) -> bool:
-    """Whether the `str` of this dtype says all of it: numbers, texts and dates of numpy itself, no structures."""
+    """Return whether `str` says all of this dtype: numbers, texts and dates of numpy itself, no structures."""
     is_single = dtype.names is None and dtype.subdtype is None
     return is_single and dtype.num < _BUILTIN_DTYPES and dtype.metadata is None
 
@@ -164,7 +164,7 @@ def _inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _torch(value: Any) -> Any:
-    """Tensors of one memory of the CPU. The form of torch has a copy of all bytes in it."""
+    """Return the form of a dense tensor in memory of the CPU, which is not copied. That of torch copies all bytes."""
     torch = sys.modules["torch"]
     kind = type(value)
     if kind not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided or value.__dict__:

@@ -2,7 +2,7 @@
 
 pickle's own Pickler hands objects of 64 KiB and more to the `write` of its file as they are, so `Pieces` has them
 without a copy. Its Unpickler makes such an object with memory of its own, and lets the `readinto` of its file fill it:
-`fill` does that without the interpreter's lock, and in huge pages, of which the system has new ones four times as fast.
+`_Value` does that without the interpreter's lock, and in huge pages, which the system clears four times as fast.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-from typing import Any
+from typing import Any, TypeVar
 
 from netq.buffers import Buffer, copy, use_huge_pages
 
 LARGE = 64 * 1024  # bytes: what pickle does not copy into a frame
+_OPCODES = {bytes: pickle.BINBYTES8, bytearray: pickle.BYTEARRAY8}
+
+Kind = TypeVar("Kind", bytes, bytearray)
 
 
 class Pieces(list[Buffer]):
@@ -31,27 +34,14 @@ class _Value(io.BytesIO):
         self._content = content
 
     def readinto(self, target: Any) -> int:
-        fill(target, self._content)
+        use_huge_pages(target)
+        copy(target, self._content)
         return len(self._content)
 
 
-def bytes_of(content: bytes | memoryview) -> bytes:
-    """Return a copy as bytes."""
+def copied(content: bytes | memoryview, kind: type[Kind]) -> Kind:
+    """Return a copy of this type."""
     if len(content) < LARGE:
-        return bytes(content)
-    value: bytes = pickle.Unpickler(_Value(pickle.BINBYTES8, memoryview(content))).load()
+        return kind(content)
+    value: Kind = pickle.Unpickler(_Value(_OPCODES[kind], memoryview(content))).load()
     return value
-
-
-def bytearray_of(content: bytes | memoryview) -> bytearray:
-    """Return a copy as a bytearray."""
-    if len(content) < LARGE:
-        return bytearray(content)
-    value: bytearray = pickle.Unpickler(_Value(pickle.BYTEARRAY8, memoryview(content))).load()
-    return value
-
-
-def fill(target: memoryview, content: memoryview) -> None:
-    """Copy to new memory of the same size."""
-    use_huge_pages(target)
-    copy(target, content)

@@ -1,4 +1,4 @@
-"""Makes secrets, compares them, and hides them in the text of what has them."""
+"""Makes, compares and hides secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_same_secret(a: bytes, b: bytes) -> bool:
 
 
 class Hidden(str):
-    """A text that repr does not show, and so no text of an object or a dict that has it."""
+    """A text that `repr` hides, also within the repr of an object or a dict that holds it."""
 
     __slots__ = ()
 

@@ -165,7 +165,7 @@ class BytesSerializer:
 
     def load(self, stream: Stream) -> bytes:
         """Return the bytes of a stream: a copy."""
-        return large.bytes_of(stream.buffers[0]) if len(stream.buffers) == 1 else bytes(stream)
+        return large.copied(stream.buffers[0], bytes) if len(stream.buffers) == 1 else bytes(stream)
 
 
 class BufferSerializer(BytesSerializer):
@@ -242,7 +242,8 @@ class PickleSerializer:
         allow, self._hook, load = self._functions
         self._picklers: list[_Pickler] = []  # idle ones: making one takes longer than a small message
         self._classes = None if allow is None else Classes(allow)
-        self._loads = _loads(load) if self._classes is None else _loads_data(self._classes, load)
+        persistent = load or _refuse_identifier
+        self._loads = _loads(persistent) if self._classes is None else _loads_data(self._classes, persistent)
 
     def __getstate__(self) -> dict[str, Any]:
         prepared = ("_hook", "_picklers", "_classes", "_loads")
@@ -395,10 +396,10 @@ class _Source(Stream):
         return super().readinto(buffer)
 
 
-def _loads(persistent_load: Callable[[Any], Any] | None) -> _Loads:
+def _loads(persistent: Callable[[Any], Any]) -> _Loads:
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> Any:
-            return (persistent_load or _refuse_identifier)(pid)
+            return persistent(pid)
 
     def loads(pickled: bytes | memoryview, buffers: Iterable[memoryview]) -> Any:
         return Unpickler(_Source([pickled]), buffers=buffers).load()
@@ -406,9 +407,7 @@ def _loads(persistent_load: Callable[[Any], Any] | None) -> _Loads:
     return loads
 
 
-def _loads_data(classes: Classes, persistent_load: Callable[[Any], Any] | None) -> _Loads:
-    persistent = persistent_load or _refuse_identifier
-
+def _loads_data(classes: Classes, persistent: Callable[[Any], Any]) -> _Loads:
     def loads(pickled: bytes | memoryview, buffers: Iterable[memoryview]) -> Any:
         # indexing bytes is faster; for a large pickle the copy is not
         data = pickled if len(pickled) > _COPIED else bytes(pickled)

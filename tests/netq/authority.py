@@ -13,7 +13,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, mldsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from netq.core import Communicator
 from netq.options import PostQuantum, Purpose, SealOptions, SecurityOptions
+from netq.testing.fixtures import LIMIT
 
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -84,6 +86,21 @@ class Authority:
     def _options(self, files: tuple[Path, Path], **changes: Any) -> SecurityOptions:
         fields = {"key": files[0], "certificate": files[1], "authority": self.path, **changes}
         return SecurityOptions(**fields)
+
+
+def renew(old: SecurityOptions | SealOptions, new: SecurityOptions | SealOptions, *names: str) -> None:
+    """Put new files in the place of old ones, the key first, as a person does by hand."""
+    for name in names or ("key", "certificate"):
+        getattr(new, name).replace(getattr(old, name))
+
+
+def check_resumed(server: Communicator, client: Communicator, serial: int) -> None:
+    """Check that the session of the only client goes on, and that its last link has this certificate of the client."""
+    client.put("resumed").result(LIMIT)
+    assert server.get(timeout=LIMIT).data == "resumed"
+    (peer,) = server._endpoint.peers.values()
+    assert [certificate.serial for certificate in peer.certificates] == [serial]
+    assert server.statistics()[client.id].messages_in == 2, "the same session"
 
 
 def _builder(issuer: x509.Name, subject: x509.Name, key: Any, days: int, age: int = 30) -> x509.CertificateBuilder:

@@ -151,13 +151,12 @@ def run(seconds: float, seed: int) -> Outcome:
     return Outcome(sent, lines, hangs + reader.is_alive(), max(lost, left), reader.wrong, hostile.raised, cuts)
 
 
-def main() -> int:
+def main(seconds: str = "60", seed: str = "1") -> int:
     """Run, and print what became of it."""
-    seconds, seed = float((*sys.argv[1:], "60")[0]), int((*sys.argv[1:], "60", "1")[1])
-    outcome = run(seconds, seed)
+    outcome = run(float(seconds), int(seed))
     print(f"seed {seed}:", ", ".join(f"{name} {value:,}" for name, value in outcome._asdict().items()))
     return int(bool(outcome.hangs or outcome.lost or outcome.twice_or_disordered))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -22,6 +22,8 @@ from netq.testing.proxy import Proxy
 from tests.netq import handlers
 from tests.netq.makers import plain
 
+HERE = NetworkLocation("127.0.0.1", 0)
+Install = Callable[[Callable[[logging.LogRecord], object]], None]
 module_log = Log("netq.test")
 FAST = ConnectionOptions(retry_min=0.01, retry_max=0.02)
 
@@ -39,7 +41,7 @@ class Calling(logging.Handler):
 
 
 @pytest.fixture
-def install() -> Iterator[Callable[[Callable[[logging.LogRecord], object]], None]]:
+def install() -> Iterator[Install]:
     """Install a handler by its function; all are removed at the end."""
     logger, handlers = logging.getLogger("netq"), list[logging.Handler]()
     level = logger.level
@@ -53,9 +55,6 @@ def install() -> Iterator[Callable[[Callable[[logging.LogRecord], object]], None
     logger.setLevel(level)
     for handler in handlers:
         logger.removeHandler(handler)
-
-
-Install = Callable[[Callable[[logging.LogRecord], object]], None]
 
 
 def block(install: Install) -> tuple[threading.Event, threading.Event]:
@@ -78,7 +77,7 @@ def leave(record: logging.LogRecord) -> None:
     sys.exit("a handler may do even this")
 
 
-def options(netloc: NetworkLocation = NetworkLocation("127.0.0.1", 0)) -> CommunicatorOptions:  # noqa: B008
+def options(netloc: NetworkLocation = HERE) -> CommunicatorOptions:
     return CommunicatorOptions(netloc=netloc, connection=FAST)
 
 
@@ -233,6 +232,13 @@ def test_lines_keep_their_order_and_place(log: LogRecorder, install: Install) ->
     assert {(record.filename, record.funcName) for record in mine} == {
         ("test_log.py", "test_lines_keep_their_order_and_place")
     }
+
+
+def test_recorder_has_each_line_that_was_logged_before(log: LogRecorder) -> None:
+    with netq.new("tcp", "server", options()):
+        for number in range(200):
+            module_log.info("line %d.", number)
+            assert log.having(f"line {number}.")
 
 
 def test_lines_beyond_a_thousand_are_dropped_and_counted(log: LogRecorder, install: Install) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import importlib
 import json
 import multiprocessing
 import os
@@ -87,30 +88,19 @@ def put_more() -> None:
 
 
 def put_in_asyncio() -> None:
-    asyncio.run(_put_in_asyncio())
-
-
-async def _put_in_asyncio() -> None:
-    import netq.aio
-    from tests.programs.command_line import options
-
-    queue = netq.aio.new(options=options(id=uuid.uuid4()))
-    _KEPT.append(queue)
-    for number in range(COUNT):
-        queue.put((number, BYTES))
+    asyncio.run(_put_in("netq.aio"))
 
 
 def put_in_trio() -> None:
     import trio
 
-    trio.run(_put_in_trio)
+    trio.run(_put_in, "netq.trio")
 
 
-async def _put_in_trio() -> None:
-    import netq.trio
+async def _put_in(front: str) -> None:
     from tests.programs.command_line import options
 
-    queue = netq.trio.new(options=options(id=uuid.uuid4()))
+    queue = importlib.import_module(front).new(options=options(id=uuid.uuid4()))
     _KEPT.append(queue)
     for number in range(COUNT):
         queue.put((number, BYTES))

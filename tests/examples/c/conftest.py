@@ -19,6 +19,13 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def openssl() -> None:
+    """Skip the test where programs cannot be built with OpenSSL."""
+    if not programs.has_openssl():
+        pytest.skip("no header files of OpenSSL here; `apt install libssl-dev` brings them")
+
+
+@pytest.fixture(scope="session")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Parts of the client, with an input of tests."""
     flags = [*programs.CHECKED, "-Wno-unused-function"]

@@ -53,6 +53,7 @@ PAGE = Page("docs/reference/protocol.md")
 HEX = [(name, bytes.fromhex(re.sub(r"#.*", "", text))) for name, text in PAGE.named_blocks("hex")]
 BYTES = netq.SerializationOptions(load=lambda stream: stream.read(), dump=lambda data: data)
 MIB = 1024**2
+needs_openssl = pytest.mark.usefixtures("openssl")
 
 
 def file(folder: Path, data: bytes) -> Path:
@@ -232,15 +233,14 @@ def test_patience_ends(clients: Programs, listener: Listener, tmp_path: Path) ->
     assert errors.endswith("\nnetq: the server has not acknowledged 1 message\n")
 
 
+@needs_openssl
 @pytest.mark.parametrize("mutual", [False, True])
 def test_tls(clients: Programs, tmp_path: Path, mutual: bool) -> None:
-    if not programs.has_openssl():
-        pytest.skip("no header files of OpenSSL here; `apt install libssl-dev` brings them")
     files = certificates.init(tmp_path / "certificates")
     client = certificates.issue(tmp_path / "certificates", "board")
     authority = files.authority if mutual else None
     options = netq.CommunicatorOptions(
-        netloc=netq.NetworkLocation("127.0.0.1", 0),
+        netloc=HERE,
         serialization=BYTES,
         security=netq.SecurityOptions(files.key, files.certificate, authority),
     )
@@ -255,13 +255,10 @@ def test_tls(clients: Programs, tmp_path: Path, mutual: bool) -> None:
     assert end(process) == (0, "")
 
 
+@needs_openssl
 def test_tls_refuses_another_authority(clients: Programs, tmp_path: Path) -> None:
-    if not programs.has_openssl():
-        pytest.skip("no header files of OpenSSL here; `apt install libssl-dev` brings them")
     files, other = certificates.init(tmp_path / "one"), certificates.init(tmp_path / "other")
-    options = netq.CommunicatorOptions(
-        netloc=netq.NetworkLocation("127.0.0.1", 0), security=netq.SecurityOptions(files.key, files.certificate)
-    )
+    options = netq.CommunicatorOptions(netloc=HERE, security=netq.SecurityOptions(files.key, files.certificate))
     with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
         words = ("--authority", other.authority, "--patience", 300)
         status, errors = end(clients.start("send", server.netloc, file(tmp_path, b"secret"), *words))
@@ -306,6 +303,7 @@ def told(program: Path, folder: Path, words: list[str]) -> tuple[int, str]:
     return result.returncode, result.stderr
 
 
+@needs_openssl
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -317,8 +315,6 @@ def told(program: Path, folder: Path, words: list[str]) -> tuple[int, str]:
     ],
 )
 def test_wrong_files_of_tls_are_told_at_once(checked: Path, tmp_path: Path, words: list[str], error: str) -> None:
-    if not programs.has_openssl():
-        pytest.skip("no header files of OpenSSL here; `apt install libssl-dev` brings them")
     (tmp_path / "c").write_text("no PEM")
     status, errors = told(checked, tmp_path, ["echo", "localhost", "1", *words])
     assert (status, errors.count("\n")) == (2, 1)
@@ -491,10 +487,9 @@ def sends_nothing(program: Path, server: netq.core.Communicator, words: list[obj
     assert not server.statistics(), f"it is a client of another server: {result.stderr}"
 
 
+@needs_openssl
 def test_no_failure_of_the_tls_library_opens_the_link(tmp_path: Path) -> None:
     """Each function that the client calls fails in turn, at a server without TLS, and at one with another name."""
-    if not programs.has_openssl():
-        pytest.skip("no OpenSSL to build with here")
     program = build(tmp_path, [*programs.STRICT, *programs.TLS])
     symbols = subprocess.run(["nm", "-D", "-u", program], capture_output=True, text=True, check=True).stdout
     names = sorted(set(re.findall(r"\b((?:SSL|TLS|X509|ERR|PEM|GENERAL|ASN1)_\w+)", symbols)))
@@ -512,9 +507,8 @@ def test_no_failure_of_the_tls_library_opens_the_link(tmp_path: Path) -> None:
             sends_nothing(program, tls, words, env)
 
 
+@needs_openssl
 def test_common_name_is_no_host(clients: Programs, tmp_path: Path) -> None:
-    if not programs.has_openssl():
-        pytest.skip("no OpenSSL to build with here")
     made = tmp_path / "made"
     made.mkdir()
     issuer = authority.Authority(made)

@@ -9,8 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +17,8 @@ import pytest
 from google.protobuf import wrappers_pb2
 
 from fl.tensors.serialization import dump, load, messages, serialization
-from netq import CommunicatorOptions, EventOptions, SerializationOptions
+from fl.tensors.storage import STORAGE
+from netq import CommunicatorOptions, EventOptions, NotAllowed, SerializationOptions
 from netq.utils.msgpack import MsgpackSerializer
 from netq.utils.protobuf import ProtobufSerializer
 from netq.utils.stream import BufferSerializer, BytesSerializer, PickleSerializer, Stream, StreamSerializer
@@ -30,8 +30,7 @@ class Record(msgspec.Struct):
     values: list[int]
 
 
-@dataclass
-class Case:
+class Case(NamedTuple):
     options: SerializationOptions
     value: Any
 
@@ -40,15 +39,11 @@ def of(serializer: Any) -> SerializationOptions:
     return SerializationOptions(load=serializer.load, dump=serializer.dump)
 
 
-def with_hooks() -> PickleSerializer:
-    return PickleSerializer(PickleSerializer.allow_by_name("fl.tensors.storage.Storage"), dump, load)
-
-
 ARRAY = {"w": np.arange(6.0)}
 CASES = {
     "pickle": Case(SerializationOptions(), ARRAY),
     "pickle, allow": Case(of(PickleSerializer(PickleSerializer.allow_by_name("numpy"))), ARRAY),
-    "pickle, hooks": Case(of(with_hooks()), ARRAY),
+    "pickle, hooks": Case(of(PickleSerializer(PickleSerializer.allow_by_name(STORAGE), dump, load)), ARRAY),
     "pickle, hooks only": Case(of(PickleSerializer(dump=dump, load=load)), ARRAY),
     "fl.serialization": Case(serialization("collections.OrderedDict"), collections.OrderedDict(ARRAY)),
     "fl's messages": Case(of(messages()), ARRAY),
@@ -95,7 +90,7 @@ def test_copy_of_an_allow_list_refuses_the_same() -> None:
     assert there.is_restricted
     bad = PickleSerializer().dump(Case)
     for each in (serializer, there):
-        with pytest.raises(Exception, match="which `allow` refuses"):
+        with pytest.raises(NotAllowed, match="which `allow` refuses"):
             each.load(bad)
 
 
@@ -119,9 +114,7 @@ def test_stream_serializer_can_be_copied() -> None:
 
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 def test_options_travel_to_a_process(start: str) -> None:
-    code = (
-        f"from {__name__} import travel; travel({start!r})"  # in a process, which ends the helpers of multiprocessing
-    )
+    code = f"from {__name__} import travel; travel({start!r})"  # it ends the helpers of multiprocessing
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 

@@ -9,6 +9,7 @@ import logging
 import socket
 import struct
 import threading
+import types
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,24 +41,6 @@ from tests.servers.mosquitto import Mosquitto
 
 Proxies = Callable[[NetworkLocation], Proxy]
 MANY = 1000
-
-
-class Heard:
-    """The listener of a broker, which keeps the errors."""
-
-    def __init__(self, errors: list[Exception]) -> None:
-        self.down = errors.append
-
-    def up(self, size: int) -> None:
-        pass
-
-    def received(self, topic: str, payload: bytes | bytearray) -> None:
-        pass
-
-    def schedule_turns(self) -> None:
-        pass
-
-
 SIZE = 4096
 
 
@@ -369,11 +352,12 @@ def test_prefixes_separate_communicators_on_one_broker(broker: Mosquitto) -> Non
         assert all(len(server.statistics()) == 1 for server, _ in pairs)
 
 
-def test_quick_losses_have_a_hint(log: LogRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_losses_have_a_hint() -> None:
     """A broker with one client id for all lets each client take the connection of another, and says no reason."""
     heard: list[Exception] = []
     no_loop: Any = None
-    broker = Broker(no_loop, CommunicatorOptions(), Heard(heard))
+    listener: Any = types.SimpleNamespace(up=lambda size: None, down=heard.append)
+    broker = Broker(no_loop, CommunicatorOptions(), listener)
     for lasted in (0.0, 0.0, 60.0, 0.0, 0.0, 0.0):
         broker._accepted(SIZE)
         broker._since -= lasted

@@ -111,6 +111,16 @@ def full(budget: Budget) -> Remote:
     return remote
 
 
+@pytest.fixture
+def one(budget: Budget, full: Remote) -> Remote:
+    """A peer that a `get` waits for, with a message that has begun in each of two lanes: that of lane 0 goes on."""
+    remote = Remote(budget, 2)
+    for lane in (0, 1):
+        remote.begin(lane)
+    remote.wait()
+    return remote
+
+
 def test_message_that_has_begun_goes_on_when_a_get_begins_to_wait(budget: Budget, full: Remote) -> None:
     one, other = Remote(budget, 2), Remote(budget, 3)
     for remote in (other, one):
@@ -159,20 +169,12 @@ def test_message_larger_than_the_budget_goes_on(budget: Budget, full: Remote) ->
     assert one.may_end()
 
 
-def test_another_lane_goes_on_after_a_cancelled_message(budget: Budget, full: Remote) -> None:
-    one = Remote(budget, 2)
-    for lane in (0, 1):
-        one.begin(lane)
-    one.wait()
+def test_another_lane_goes_on_after_a_cancelled_message(one: Remote) -> None:
     one.drop(0)
     assert one.may_end(1)
 
 
-def test_another_lane_goes_on_when_another_reader_takes(budget: Budget, full: Remote) -> None:
-    one = Remote(budget, 2)
-    for lane in (0, 1):
-        one.begin(lane)
-    one.wait()
+def test_another_lane_goes_on_when_another_reader_takes(one: Remote) -> None:
     one.send(0, 0)
     assert not one.may_end(1)
     one.take()
@@ -180,11 +182,7 @@ def test_another_lane_goes_on_when_another_reader_takes(budget: Budget, full: Re
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_message_goes_on_after_a_lost_link(budget: Budget, full: Remote, long: bool) -> None:
-    one = Remote(budget, 2)
-    for lane in (0, 1):
-        one.begin(lane)
-    one.wait()
+def test_message_goes_on_after_a_lost_link(one: Remote, long: bool) -> None:
     one.send(0, 0, CREDIT + 1000)
     one.lose_link(long=long)
     one.reconnect()
@@ -192,11 +190,7 @@ def test_message_goes_on_after_a_lost_link(budget: Budget, full: Remote, long: b
     assert (one.may_end(0), one.may_end(1)) == (True, False), "the message of which a part is here goes first"
 
 
-def test_message_whose_part_was_discarded_goes_on(budget: Budget, full: Remote) -> None:
-    one = Remote(budget, 2)
-    for lane in (0, 1):
-        one.begin(lane)
-    one.wait()
+def test_message_whose_part_was_discarded_goes_on(budget: Budget, one: Remote) -> None:
     one.lose_link(long=True)
     Remote(budget, 3).begin()
     one.reconnect()

@@ -33,7 +33,7 @@ from netq.runtime import endpoint
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from tests.netq.authority import CLIENT, HOSTS, SERVER, Authority
+from tests.netq.authority import CLIENT, HOSTS, SERVER, Authority, check_resumed, renew
 from tests.netq.makers import plain
 
 IDS = [uuid.uuid4() for _ in range(2)]
@@ -196,17 +196,8 @@ def test_a_client_certificate_without_an_id_cannot_be_used(protocol: Protocol, a
             make_client(protocol, security)
 
 
-def renew(old: SecurityOptions, new: SecurityOptions, *names: str) -> None:
-    """Put new files in the place of old ones, the key first, as a person does by hand."""
-    for name in names or ("key", "certificate"):
-        getattr(new, name).replace(getattr(old, name))
-
-
 def test_files_renewed_on_the_disk_are_those_of_the_next_link(
-    communicators: Communicators,
-    authority: Authority,
-    proxies: Callable[[NetworkLocation], Proxy],
-    log: LogRecorder,
+    communicators: Communicators, authority: Authority, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
     """Of the server and of the client, without a restart, and the session goes on."""
     of_server, of_client = authority.server(), authority.client(IDS[0])
@@ -220,11 +211,7 @@ def test_files_renewed_on_the_disk_are_those_of_the_next_link(
     renew(of_server, authority.server())
     renew(of_client, renewed)
     proxy.cut()
-    client.put("resumed").result(LIMIT)
-    assert server.get(timeout=LIMIT).data == "resumed"
-    (peer,) = server._endpoint.peers.values()
-    assert [certificate.serial for certificate in peer.certificates] == [serial]
-    assert server.statistics()[IDS[0]].messages_in == 2, "the same session"
+    check_resumed(server, client, serial)
 
 
 def test_half_of_a_renewal_leaves_the_old_files_in_force(

@@ -31,7 +31,7 @@ from netq.security import seal
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from tests.netq.authority import CLIENT, Authority
+from tests.netq.authority import CLIENT, Authority, check_resumed, renew
 from tests.netq.makers import plain
 from tests.netq.security.test_keys import issue, new_key
 
@@ -199,14 +199,9 @@ def test_files_renewed_on_the_disk_are_those_of_the_next_link(
     client = communicators.client(proxy.netloc, seal=old)
     introduce(server, client)
     serial = authority.serials[new.certificate]
-    new.key.replace(old.key)
-    new.certificate.replace(old.certificate)
+    renew(old, new)
     proxy.cut()
-    client.put("resumed").result(LIMIT)
-    assert server.get(timeout=LIMIT).data == "resumed"
-    (peer,) = server._endpoint.peers.values()
-    assert [certificate.serial for certificate in peer.certificates] == [serial]
-    assert server.statistics()[IDS[0]].messages_in == 2, "the same session"
+    check_resumed(server, client, serial)
 
 
 def test_a_link_ends_when_a_certificate_expires_and_the_session_goes_on(

@@ -24,17 +24,14 @@ from hypothesis import strategies as st
 from netq.errors import NotAllowed, Unreadable
 from netq.utils import data_pickle
 from netq.utils.data_pickle import MAX_DEPTH, MAX_KEY_SIZE, MAX_NUMBERS, MAX_SAME_HASH, MAX_SIZE
-from netq.utils.stream import PickleSerializer, Stream
+from netq.utils.stream import PickleSerializer
 from tests.attacks import classes
 from tests.attacks.pickles import PRIME
 from tests.fuzz import pickles
+from tests.netq.utils.test_large import received
 
 data = pickles.SERIALIZER
 trusting = PickleSerializer()
-
-
-def received(stream: Stream) -> Stream:
-    return Stream([bytearray(bytes(stream))])
 
 
 def moved(value: Any) -> Any:
@@ -92,21 +89,6 @@ def test_exception_arrives_with_attributes_and_notes(error: Exception) -> None:
     there = moved(error)
     assert type(there) is type(error)
     assert (repr(there), vars(there)) == (repr(error), vars(error))
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        *(np.arange(6.0).reshape(2, 3), np.arange(6)[::2], np.zeros((0, 3)), np.array(5, ">i2"), np.array(["a", "bc"])),
-        *(np.asfortranarray(np.arange(6).reshape(2, 3)), np.array([True, False]), np.ones(3, "c8"), np.ones(10_000)),
-    ],
-    ids=lambda array: f"{array.dtype} {array.shape}",
-)
-def test_numpy_array_arrives(array: Any) -> None:
-    there = moved(array)
-    assert (there.dtype, there.shape) == (array.dtype, array.shape)
-    assert np.array_equal(there, array)
-    there[...] = array
 
 
 def test_restored_state_of_a_deep_copy_is_the_same() -> None:

@@ -32,13 +32,10 @@ from netq.utils.stream import (
     StreamSerializer,
     stream_of,
 )
+from tests.netq.utils.test_large import received
 
 nothing = PickleSerializer(allow=lambda name: False)
 trusting = PickleSerializer()
-
-
-def received(stream: Stream) -> Stream:
-    return Stream([bytearray(bytes(stream))])
 
 
 def address(view: memoryview) -> int:

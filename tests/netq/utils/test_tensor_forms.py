@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from netq.errors import SerializationError
-from tests.netq.utils.test_forms import data, moved, received, trusting
+from tests.netq.utils.test_forms import data, moved, trusting
+from tests.netq.utils.test_large import received
 
 torch = pytest.importorskip("torch")
 
