@@ -14,7 +14,13 @@ from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+
+class _Source(NamedTuple):
+    name: str  # its path in the folder of the app
+    source: bytes
+    is_package: bool
 
 
 class CheckedModules(MetaPathFinder, InspectLoader):
@@ -46,39 +52,38 @@ class CheckedModules(MetaPathFinder, InspectLoader):
         if found is None:
             return None
         self._loaded.add(fullname)
-        name, _, is_package = found
         # A package has no folder where Python's own finders could look for modules: its __path__ is empty.
-        spec = ModuleSpec(fullname, self, origin=str(self._folder / name), is_package=is_package)
+        spec = ModuleSpec(fullname, self, origin=str(self._folder / found.name), is_package=found.is_package)
         spec.has_location = True  # for __file__
         return spec
 
     def is_package(self, fullname: str) -> bool:
         """See InspectLoader."""
-        return self._module(fullname)[2]
+        return self._module(fullname).is_package
 
     def get_code(self, fullname: str) -> CodeType:
         """See InspectLoader."""
-        name, source, _ = self._module(fullname)
-        return self.source_to_code(source, str(self._folder / name))
+        found = self._module(fullname)
+        return self.source_to_code(found.source, str(self._folder / found.name))
 
     def get_source(self, fullname: str) -> str:
         """See InspectLoader."""
-        return importlib.util.decode_source(self._module(fullname)[1])
+        return importlib.util.decode_source(self._module(fullname).source)
 
-    def _module(self, fullname: str) -> tuple[str, bytes, bool]:
+    def _module(self, fullname: str) -> _Source:
         found = self._find(fullname)
         if found is None:
             raise ImportError(f"no module {fullname!r} in {self._folder}", name=fullname)
         return found
 
-    def _find(self, fullname: str) -> tuple[str, bytes, bool] | None:
-        """Return the path, the source, and whether it is a package."""
+    def _find(self, fullname: str) -> _Source | None:
         base = fullname.replace(".", "/")
-        package = f"{base}/__init__.py"
-        if package in self._files or f"{base}.py" not in self._files:
-            is_folder = any(name.startswith(f"{base}/") for name in self._files)
-            return (package, self._files.get(package, b""), True) if is_folder else None
-        return f"{base}.py", self._files[f"{base}.py"], False
+        package, module = f"{base}/__init__.py", f"{base}.py"
+        if package not in self._files and module in self._files:
+            return _Source(module, self._files[module], is_package=False)
+        if any(name.startswith(f"{base}/") for name in self._files):
+            return _Source(package, self._files.get(package, b""), is_package=True)
+        return None
 
 
 class _Entry(str):

@@ -150,7 +150,7 @@ class Baton:
     @property
     def is_held(self) -> bool:
         """Whether this thread holds the baton."""
-        return _is_owned(self.lock)
+        return is_owned(self.lock)
 
     @property
     def reply_expected(self) -> bool:
@@ -197,7 +197,7 @@ class Baton:
         # While the loop's thread works, waiting for the baton could take a whole turn, and `put` must not wait. A
         # thread that owns the lock here is in a signal handler, on top of its own half-done change: the lock is
         # reentrant, and would let the handler into that change.
-        if self.phase is _WORKING or not self._shared or _is_owned(self.lock):
+        if self.phase is _WORKING or not self._shared or is_owned(self.lock):
             return False
         lock = self.lock
         try:
@@ -226,7 +226,7 @@ class Baton:
         After the end of the loop no thread is left that would do the work instead: it is done without the baton then.
         """
         lock = self.lock
-        if _is_owned(lock):
+        if is_owned(lock):
             function()
             return True
         try:
@@ -284,7 +284,7 @@ class Baton:
 
     def run_late_deferred(self) -> None:
         """Run what is deferred, if the loop is over: its thread will not. Does nothing while the baton is held."""
-        if self.over and self._deferred and not _is_owned(self.lock):
+        if self.over and self._deferred and not is_owned(self.lock):
             self.run_deferred()
 
     # For users' threads that wait.
@@ -304,7 +304,7 @@ class Baton:
     def wait_lock(self, name: str) -> threading.Lock:
         """Return the lock that this thread holds while it waits in the function `name`."""
         self.check_not_forked(f"{name}()")
-        if threading.get_ident() == self.thread or _is_owned(self.lock) or _is_owned(self._waiters_lock):
+        if threading.get_ident() == self.thread or is_owned(self.lock) or is_owned(self._waiters_lock):
             raise RuntimeError(
                 f"{name}() waits for a loop: it cannot be called in one, by an event or a callback, nor by a signal "
                 "handler that has interrupted it; let the handler set an Event, or call request_close()"
@@ -565,7 +565,7 @@ def _wait_for_release(predicate: Callable[[], bool], wakeup: threading.Lock, dea
 
 def let_go(lock: Any) -> None:
     """Release an RLock that this thread may own."""
-    if _is_owned(lock):
+    if is_owned(lock):
         lock.release()
 
 
@@ -580,4 +580,4 @@ def _release(lock: threading.Lock) -> None:
             lock.release()
 
 
-_is_owned: Callable[[Any], bool] = operator.methodcaller("_is_owned")
+is_owned: Callable[[Any], bool] = operator.methodcaller("_is_owned")  # whether this thread has an RLock

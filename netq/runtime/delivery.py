@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol, cast
 
+from netq.io.baton import is_owned
 from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.protocol.codec import FINISHED, PENDING, Outgoing
@@ -110,7 +111,7 @@ class Delivery(Outgoing, Future[None]):
         self._check_not_forked("cancel")
         # A signal handler on top of the baton's holder: the interrupted code may be sending this very message, and has
         # perhaps packed its header. The lock is reentrant and would not keep the handler out.
-        if self.guard.lock._is_owned():
+        if is_owned(self.guard.lock):
             return self.cancelled()
         recalls: list[Callable[..., object] | None] = []
         self.guard.try_hold(functools.partial(self._withdraw, recalls), max(0.0, deadline - time.monotonic()))

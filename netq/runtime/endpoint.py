@@ -122,7 +122,7 @@ class Endpoint:
 
     # For the communicator, in any thread.
 
-    def close(self, timeout: float | None, *, kept: bool = False) -> int:
+    def close(self, timeout: float | None, *, kept: bool) -> int:
         """Let each peer finish within `timeout`, then end everything. Return how many messages were not delivered.
 
         Logs those that were lost unseen; `kept` is that of Undelivered.text.

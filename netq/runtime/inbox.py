@@ -24,7 +24,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from netq.errors import Closed
-from netq.io.baton import let_go
+from netq.io.baton import is_owned, let_go
 from netq.protocol.receiver import Item, Receiver
 
 _WAIT = 0.05  # seconds for which a thread that puts waits for the lock: longer than a busy interpreter takes
@@ -110,7 +110,7 @@ class Inbox:
 
         In a signal handler that interrupts a thread in the inbox, this leaves the work to that thread.
         """
-        if not (self.arrived and self.waiters) or self.lock._is_owned():  # type: ignore[attr-defined]
+        if not (self.arrived and self.waiters) or is_owned(self.lock):
             return False
         # For a moment only: the collector may run a finalizer on top of the lock's holder that waits for a lock of this
         # thread, such as that of another inbox. A waiter that is not served here looks again within a second.
@@ -169,7 +169,7 @@ class Inbox:
 
         With `ahead` this thread has waited for longer than the waiters, and is served before them.
         """
-        if self.lock._is_owned():  # type: ignore[attr-defined]
+        if is_owned(self.lock):
             raise RuntimeError("get(): a signal handler has interrupted this very communicator, which takes a message")
         with self.lock:
             arrived, item = self.arrived, None

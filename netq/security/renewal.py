@@ -1,4 +1,4 @@
-"""What is made of files, made again when one of them changes: keys, certificates and authorities.
+"""Reads keys, certificates and authorities again when one of their files changes.
 
 Called for each new connection by netq/security/tls.py, netq/security/seal.py and netq/grpc. Never touches a connection
 that is there already.
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Renewed(Generic[T]):
-    """Raises what `make` raises, SecurityError, when it is made. Paths of None are left out."""
+    """What `make` returns, made again when a file changes. The constructor raises the SecurityError of `make`."""
 
     def __init__(self, make: Callable[[], T], paths: Iterable[Path | None]) -> None:
         self._make = make

@@ -196,8 +196,7 @@ def _options(netloc: NetworkLocation) -> CommunicatorOptions:
     return CommunicatorOptions(uuid.uuid4(), netloc, _QUICK)
 
 
-def _main(arguments: list[str]) -> None:
-    seconds, seed = [*arguments, "60", "1"][:2] if len(arguments) < 2 else arguments
+def _main(seconds: str = "60", seed: str = "1") -> None:
     logging.getLogger("netq").setLevel(logging.ERROR)
     found = run(float(seconds), int(seed))
     print(
@@ -207,4 +206,4 @@ def _main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    _main(*sys.argv[1:])
