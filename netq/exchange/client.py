@@ -200,9 +200,11 @@ class Client:
         """Let functions of `serve` end, send what was asked, and end. After `timeout` seconds it waits no longer.
 
         What is not answered then fails with Closed. Jobs go to other workers. In a callback or a function of `serve`
-        it returns at once, and the client closes when that has returned.
+        it returns at once, and the client closes when that has returned. In a fork it does nothing.
         """
         check_timeout("close", timeout)
+        if self._uplink.is_forked:
+            return
         if self._uplink.user_code.runs:
             threading.Thread(target=self._close, args=(timeout,), name="netq-exchange-close", daemon=True).start()
         else:

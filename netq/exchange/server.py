@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 import netq
+from netq.core import check_timeout
 from netq.errors import Closed, InvalidOption, Unreadable
 from netq.exchange.calls import Call, Calls
 from netq.exchange.envelope import Envelope, Kind, Refusal
@@ -167,6 +168,8 @@ class Exchange:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is closed; return whether it is."""
+        check_timeout("wait", timeout)
+        self._queue._baton.check_not_forked("wait()")
         self._thread.join(bounded(timeout))
         return not self._thread.is_alive()
 

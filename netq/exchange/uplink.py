@@ -78,7 +78,7 @@ class Uplink:
     def ask(
         self,
         envelope: Envelope,
-        failed: Callable[[Exception], object] | None = None,
+        failed: Callable[[Exception], bool] | None = None,
         is_due: Callable[[], bool] | None = None,
     ) -> Future[Any]:
         """Send a request. Return the future of its answer; `failed` is called before that has an error.
@@ -86,7 +86,7 @@ class Uplink:
         If `is_due` returns False when its turn comes, it is not sent, and done.
         """
         self.queue._baton.check_not_forked("put()")
-        request = Request(envelope, failed, is_due)
+        request = Request(envelope, self.queue, failed, is_due)
         future = request.future  # referred to here, because it may fail before the caller has it
         self.turns.add(functools.partial(self._put, request))
         return future
@@ -119,26 +119,33 @@ class Uplink:
         found = self._wanted.get((kind, name))
         return None if found is None else found.taker
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the client's."""
+        return self.queue._baton.forked
+
     def is_unanswered(self) -> bool:
         """Return whether the exchange has got a request that it answers at once, and has not answered it."""
         return self._requests.is_late()
 
-    def _not_wanted(self, wanted: _Wanted, error: Exception) -> None:
+    def _not_wanted(self, wanted: _Wanted, error: Exception) -> bool:
         """Forget what the exchange has refused. After Closed it is told to the next one."""
         if isinstance(error, Closed):
-            return
+            return True
         key = wanted.envelope.kind, wanted.envelope.name
         if self._wanted.get(key) is wanted:
             self._wanted.pop(key, None)
         if wanted.taker is not None:
             wanted.taker.end(error)
+        return wanted.envelope.kind is Kind.WORK  # Worker.get raises it
 
-    def _not_told(self, wanted: _Wanted, error: Exception) -> None:
+    def _not_told(self, wanted: _Wanted, error: Exception) -> bool:
         if isinstance(error, errors.QueueFull):
             self._later.append(functools.partial(self.turns.add, functools.partial(self._tell, wanted)))
         elif not isinstance(error, Closed):
             self._not_wanted(wanted, error)
             log.warning("the exchange refuses: %s", error)
+        return True
 
     # In turn: one at a time.
 
@@ -162,7 +169,7 @@ class Uplink:
     def _tell(self, wanted: _Wanted) -> None:
         """Tell the exchange what is wanted, if it still is."""
         if self._wanted.get((wanted.envelope.kind, wanted.envelope.name)) is wanted:
-            self._put(Request(wanted.envelope, functools.partial(self._not_told, wanted)))
+            self._put(Request(wanted.envelope, self.queue, functools.partial(self._not_told, wanted)))
 
     def _session_begun(self) -> None:
         for key in list(self._wanted):

@@ -15,6 +15,7 @@ from netq.errors import Busy, Closed, QueueFull
 from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
 from netq.exchange.uplink import Uplink
+from netq.runtime.undelivered import Undelivered
 from netq.testing.fixtures import LIMIT
 
 EXCHANGE = uuid.uuid4()
@@ -29,8 +30,12 @@ class Sent(Future[None]):
 class Queue:
     """A communicator that delivers at once; the first messages fail with `errors`, and `before` runs in each put."""
 
+    forked = False
+
     def __init__(self, *errors: Exception) -> None:
         self.id = uuid.uuid4()
+        self.ledger = Undelivered(cast(Any, None))
+        self.ledger.closing = True  # it has no loop to log in
         self.put_to: SimpleQueue[tuple[Envelope, int]] = SimpleQueue()
         self.before: Callable[[], object] = lambda: None
         self.errors = list(errors)
@@ -128,7 +133,7 @@ def test_what_is_withdrawn_while_a_session_is_told_of_it_is_withdrawn_last() -> 
 
 def test_refused_publications_leave_nothing() -> None:
     requests = Requests(UserCode())
-    some = [Request(Envelope(Kind.PUBLISH, name="a"), None) for _ in range(10)]
+    some = [Request(Envelope(Kind.PUBLISH, name="a"), cast(Communicator, Queue())) for _ in range(10)]
     for request in some:
         requests.add(request)
     for request in some[1:]:
@@ -142,7 +147,12 @@ def test_failure_is_handled_before_the_future_tells_it() -> None:
     seen: list[Any] = []
     queue = Queue()
     made = uplink(queue)
-    future = made.ask(Envelope(Kind.WORK, name="q"), lambda error: seen.append((future.done(), str(error))))
+
+    def failed(error: Exception) -> bool:
+        seen.append((future.done(), str(error)))
+        return False
+
+    future = made.ask(Envelope(Kind.WORK, name="q"), failed)
     made.answered(Envelope(Kind.REFUSED, 1, code=Refusal.FULL))
     assert seen == [(False, "")]
     assert isinstance(future.exception(0), Busy)
