@@ -253,6 +253,7 @@ class Client:
             self._read()
             with self._uplink.turns.held():  # what is asked now waits for the next communicator
                 self._uplink.close(_GOODBYE)  # at once: an exchange that closes waits for this
+            with self._uplink.turns.held():  # and callbacks of what has failed have run between
                 is_over = not self._connect_again(at)
                 if is_over:
                     self._uplink.end()

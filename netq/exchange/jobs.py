@@ -82,6 +82,9 @@ class Jobs:
         self._jobs = Held[Job](most, memory, "jobs", ("jobs", "job_memory"))
         self.repeated = 0  # times that a job was taken from a worker that had got it, and has ended
 
+    def __len__(self) -> int:
+        return len(self._jobs)
+
     def make_room(self, queue: str, producer: uuid.UUID, size: int) -> tuple[str, list[Job], list[Job]]:
         """Find room for a job with `size` bytes. Return why there is none, jobs that were dropped, and jobs to send."""
         full, lost = self._jobs.make_room(producer, size + len(queue))

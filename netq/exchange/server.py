@@ -32,6 +32,7 @@ from netq.exchange.publications import Publications
 from netq.exchange.topics import Subscriptions, why_wrong
 from netq.io.condition import bounded
 from netq.log import log
+from netq.log import thread as log_thread
 from netq.options import (
     MIB,
     CommunicatorOptions,
@@ -56,6 +57,7 @@ _ALWAYS = 16  # of each that a client may have, whatever others have
 _WORD = 60.0  # seconds between two lines in the log about jobs that were dropped, at least
 _TAKEN = "given up for a client that holds less; ask again when there is room"
 _ABSENT = "this client is not here"
+_LOG_TIME = 1.0  # seconds for which `close` waits for the log's handlers, which are the user's
 _END = Stream()  # stands for the end of a session
 
 
@@ -139,6 +141,7 @@ class Exchange:
         self._publications = Publications(self._queue, self._outbox)
         self._lock = threading.Lock()  # guards all of it: `statistics` reads in other threads
         self._thread = threading.Thread(target=self._run, name="netq-exchange", daemon=True)
+        log_thread.attach()  # so that no handler of the user runs in this one
         self._thread.start()
 
     @property
@@ -177,6 +180,7 @@ class Exchange:
         """Deliver what is on its way, and end. Jobs that are not done are lost: their producers get Closed."""
         self._queue.close(timeout)
         self._thread.join()
+        log_thread.flush(_LOG_TIME if timeout is None else min(timeout, _LOG_TIME))
 
     def __enter__(self) -> Self:
         return self
@@ -198,9 +202,15 @@ class Exchange:
             except Unreadable as error:
                 self._warn(error.peer, f"a message cannot be read, and is dropped: {error}")
             except Closed:
+                self._tell_undone()
                 return
             else:
                 self._take(client, envelope)
+
+    def _tell_undone(self) -> None:
+        if undone := len(self._jobs) + self._lost:
+            log.warning("the exchange has closed, and its jobs that were not done are lost: %d", undone)
+        log_thread.detach()
 
     def _do_what_is_due(self, now: float) -> None:
         for unsent in self._outbox.settle():

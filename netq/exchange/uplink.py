@@ -26,6 +26,7 @@ from netq.errors import Closed, Unreadable
 from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
 from netq.exchange.turns import Turns
+from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.options import SerializationOptions
 from netq.runtime.delivery import Delivery
@@ -227,8 +228,11 @@ class Uplink:
             self._defer(request.settle, None, self._closed())
 
     def _defer(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function, which may run the user's callbacks, in a thread of netq; here if there is none any more."""
-        self.queue._baton.defer(self._call, function, arguments)
+        """Call a function, which may run the user's callbacks, in a thread of netq; here if there is none any more.
+
+        Not in turn: `close` of a client waits for that, and a callback may block.
+        """
+        self.queue._baton.defer(self.turns.add_later, functools.partial(self._call, function, arguments))
 
     def _call(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         with self.user_code.here():
@@ -246,10 +250,14 @@ class Uplink:
         elif envelope.kind is Kind.REFUSED:
             self._requests.settle(request, error=_error(request.envelope, envelope))
         elif envelope.kind is Kind.REPLY and request.envelope.name:
+            reply = envelope._replace(name=request.envelope.name)
             try:
-                self._requests.settle(request, self.loaded(envelope._replace(name=request.envelope.name)))
-            except Unreadable as error:
-                self._requests.settle(request, error=error)
+                data = self.loaded(reply)
+            except BaseException as error:  # the user's serialiser: not even sys.exit may end the client's thread
+                unreadable = error if isinstance(error, Unreadable) else _unreadable(reply, error)
+                self._requests.settle(request, error=unreadable)
+            else:
+                self._requests.settle(request, data)
         else:
             self._requests.settle(request)
 
@@ -276,7 +284,8 @@ class Uplink:
         """Close the communicator, and fail what the exchange has got and not answered."""
         self.queue.close(timeout)
         for request in self._requests.delivered():
-            self._requests.settle(request, error=Closed(self.queue.id, "the exchange has closed, or this client"))
+            error = Closed(self.queue.id, "the exchange has closed, or this client")
+            self._defer(self._requests.settle, request, None, error)
 
     def connected(self, queue: Communicator) -> None:
         """Use a new communicator from now on."""
@@ -349,12 +358,18 @@ class Uplink:
         try:
             return self._load(Stream() if envelope.data is None else envelope.data)
         except Exception as error:  # the user's serialiser may raise anything
-            kind = errors.NotAllowed if isinstance(error, errors.NotAllowed) else Unreadable
-            reason = error if isinstance(error, Unreadable) else describe(error)
-            what = f"'{printable(envelope.name)}'" if envelope.name else "a message"
-            unreadable = kind(f"{what}: data of {envelope.peer} cannot be loaded: {reason}")
-            unreadable.peer = envelope.peer
-            raise unreadable from error
+            if (interruption := raised_by_handler(error)) is not None:
+                raise interruption from interruption.__cause__
+            raise _unreadable(envelope, error) from error
+
+
+def _unreadable(envelope: Envelope, error: BaseException) -> Unreadable:
+    kind = errors.NotAllowed if isinstance(error, errors.NotAllowed) else Unreadable
+    reason = error if isinstance(error, Unreadable) else describe(error)
+    what = f"'{printable(envelope.name)}'" if envelope.name else "a message"
+    unreadable = kind(f"{what}: data of {envelope.peer} cannot be loaded: {reason}")
+    unreadable.peer = envelope.peer
+    return unreadable
 
 
 def _error(request: Envelope, refusal: Envelope) -> errors.Refused:

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import logging
 import math
 import os
 import signal
@@ -29,7 +30,7 @@ from netq.errors import Absent, Busy, Closed, Failed, InvalidOption, NotPermitte
 from netq.exchange import Client, Exchange, Permission
 from netq.exchange.envelope import Envelope, Kind
 from netq.testing.fixtures import LIMIT
-from netq.testing.log import LogRecorder
+from netq.testing.log import LogHandler, LogRecorder
 from netq.utils.stream import Stream
 from tests.netq.exchange.test_exchange import HERE, Site, done, error, options_at, until_last
 from tests.wires import NewWire
@@ -618,3 +619,103 @@ def test_what_is_refused_for_good_is_told(site: Site, log: LogRecorder) -> None:
         worker.get(LIMIT)  # tells it
     del worker
     assert not log.having("'queue'")
+
+
+def test_callback_that_blocks_does_not_keep_close(site: Site) -> None:
+    exchange = site.exchange()
+    client = site.client(exchange)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def block(_: Future[Any]) -> None:
+        begun.set()
+        go_on.wait(LIMIT)
+
+    client.push("q", 1).add_done_callback(block)
+    done(client.publish("a", 1))
+    exchange.close(LIMIT)
+    assert begun.wait(LIMIT)
+    closes = threading.Thread(target=client.close, args=(0.01,))
+    closes.start()
+    closes.join(LIMIT)
+    is_over = not closes.is_alive()
+    go_on.set()
+    closes.join()
+    assert is_over
+
+
+def leave(stream: Stream) -> Any:
+    raise SystemExit(f"{stream.nbytes} bytes")
+
+
+def test_reply_that_ends_its_thread_is_unreadable(site: Site) -> None:
+    exchange = site.exchange()
+    done(site.client(exchange).serve("s", bytes))
+    options = replace(options_at(exchange.netloc), serialization=SerializationOptions(leave))
+    with Client(options) as client:
+        failed = error(client.call("s", 1))
+        assert isinstance(failed, Unreadable)
+        assert "SystemExit" in str(failed)
+        done(client.publish("a", 1))
+
+
+def test_exception_of_a_signal_handler_comes_out_of_get(site: Site) -> None:
+    class Alarm(Exception):
+        pass
+
+    def handle(*_: object) -> None:
+        raise Alarm
+
+    def load(stream: Stream) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+
+    exchange = site.exchange()
+    options = replace(options_at(exchange.netloc), serialization=SerializationOptions(load))
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with Client(options) as client:
+            done(client.send(client.id, 1))
+            with pytest.raises(Alarm):
+                client.get(LIMIT)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_jobs_that_end_with_their_exchange_are_told(site: Site, log: LogRecorder) -> None:
+    exchange = site.exchange()
+    client = site.client(exchange)
+    futures = [client.push("q", number) for number in range(3)]
+    done(client.publish("a", 1))
+    client.close(LIMIT)
+    exchange.close(LIMIT)
+    log.wait("the exchange has closed, and its jobs that were not done are lost: 3")
+    assert [type(error(future)) for future in futures] == [Closed] * 3
+
+
+class Blocks(LogHandler):
+    """A handler that blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.begun.set()
+        self.go_on.wait(LIMIT)
+
+
+def test_log_handler_that_blocks_does_not_keep_an_exchange(site: Site) -> None:
+    exchange = site.exchange()
+    with Blocks() as handler:
+        client = site.client(exchange)
+        future = client.push("q", 1)
+        done(client.publish("a", 1))
+        client.close(LIMIT)
+        closes = threading.Thread(target=exchange.close, args=(0.0,))
+        closes.start()
+        closes.join(LIMIT)
+        is_over = not closes.is_alive()
+        assert handler.begun.wait(LIMIT)
+        handler.go_on.set()
+        closes.join()
+    assert is_over
+    assert isinstance(error(future), Closed)
