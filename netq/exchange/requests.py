@@ -15,6 +15,7 @@ from typing import Any
 from netq.core import Communicator, check_timeout
 from netq.exchange.envelope import Envelope, Kind
 from netq.io.condition import bounded
+from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.runtime.delivery import Delivery, Guard
 from netq.runtime.undelivered import Undelivered, Unseen
@@ -44,6 +45,8 @@ class Answer(Future[Any]):
     log if it fails and the user drops it without a look.
     """
 
+    _done_callbacks: list[Callable[[Future[Any]], object]]
+
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._looked_at = False  # the user has asked how it ends, before it did
@@ -68,8 +71,13 @@ class Answer(Future[Any]):
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Call `fn(self)` when it is done, where it must not wait. If it is done, call it now."""
+        # Without the condition: its holder may be interrupted by a finalizer that waits for a lock of this caller. The
+        # state is read after the append, and it changes before `_invoke_callbacks`, so one of the two threads finds fn.
+        self._check_not_forked()
         self.look()
-        super().add_done_callback(fn)
+        self._done_callbacks.append(fn)
+        if self.done():
+            self._invoke_callbacks()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is done; return what `result` would raise, or None. Raises CancelledError, TimeoutError."""
@@ -106,15 +114,36 @@ class Answer(Future[Any]):
         """The condition that all of concurrent.futures locks, also `wait` and `as_completed`."""
         if self._unseen is not None:
             self.look()
-        if not self._guard.forked:
-            return self._made
-        if not self.done():
-            self._guard.check_not_forked("a future that is not done")
-        return threading.Condition(self._guard.lock)  # a thread of the parent may hold the one that there is
+        self._check_not_forked()
+        if self._guard.forked:  # a thread of the parent may hold the one that there is
+            return threading.Condition(self._guard.lock)
+        return self._made
 
     @_condition.setter
     def _condition(self, made: threading.Condition) -> None:
         self._made = made
+
+    def _check_not_forked(self) -> None:
+        if not self.done():
+            self._guard.check_not_forked("a future that is not done")
+
+    def _invoke_callbacks(self) -> None:
+        """Call each callback, once. That of Future logs without netq's guard against handlers."""
+        while self._done_callbacks:
+            try:
+                callback = self._done_callbacks.pop(0)
+            except IndexError:  # another thread was faster
+                return
+            _call(callback, self)
+
+
+def _call(callback: Callable[[Future[Any]], object], future: Answer) -> None:
+    try:
+        callback(future)
+    except Exception as error:
+        if raised_by_handler(error) is not None:  # it interrupts our caller, who happens to be here
+            raise
+        log.exception("a callback of a future failed")
 
 
 class Request:

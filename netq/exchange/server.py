@@ -139,7 +139,8 @@ class Exchange:
         self._queue = netq.new(protocol, Purpose.SERVER, _own_options(options))
         self._outbox = Outbox(self._queue, answers, self._queue.options.connection.queue_bytes, job_memory)
         self._publications = Publications(self._queue, self._outbox)
-        self._lock = threading.Lock()  # guards all of it: `statistics` reads in other threads
+        # Guards all of it: `statistics` reads in other threads, and in a signal handler on top of itself.
+        self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="netq-exchange", daemon=True)
         log_thread.attach()  # so that no handler of the user runs in this one
         self._thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import uuid
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from netq.exchange.requests import Request, Requests, UserCode
 from netq.exchange.uplink import Uplink
 from netq.runtime.undelivered import Undelivered
 from netq.testing.fixtures import LIMIT
+from netq.testing.log import LogRecorder
 
 EXCHANGE = uuid.uuid4()
 
@@ -163,3 +165,49 @@ def test_done_up_to_a_number_settles_publications_only() -> None:
     first, push, second = (made.ask(Envelope(kind, name="a")) for kind in (Kind.PUBLISH, Kind.PUSH, Kind.PUBLISH))
     made.answered(Envelope(Kind.DONE, 2, code=UP_TO))
     assert [future.done() for future in (first, push, second)] == [True, False, False]
+
+
+def test_callback_is_added_while_another_thread_holds_the_condition() -> None:
+    future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), list[str]()
+    holds, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with future._condition:  # and a finalizer on top of it waits for a lock of the other thread
+            holds.set()
+            go_on.wait(LIMIT)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert holds.wait(LIMIT)
+    adds = threading.Thread(target=future.add_done_callback, args=(lambda _: seen.append("called"),))
+    adds.start()
+    adds.join(LIMIT)
+    is_added = not adds.is_alive()
+    go_on.set()
+    holder.join()
+    adds.join()
+    future.set_result(None)
+    assert is_added
+    assert seen == ["called"]
+
+
+def test_each_callback_is_called_once() -> None:
+    for _ in range(300):
+        future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), SimpleQueue[int]()
+        settles = threading.Thread(target=future.set_result, args=(None,))
+        settles.start()
+        for number in range(20):
+            future.add_done_callback(functools.partial(lambda put, number, _: put(number), seen.put, number))
+        settles.join()
+        assert sorted(seen.get(timeout=LIMIT) for _ in range(20)) == list(range(20))
+        assert seen.empty()
+
+
+def test_callback_that_fails_is_told_by_the_log_of_netq(log: LogRecorder) -> None:
+    future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), list[str]()
+    future.add_done_callback(lambda _: 1 // 0)
+    future.add_done_callback(lambda _: seen.append("called"))
+    future.set_result(None)
+    future.add_done_callback(lambda _: 1 // 0)
+    log.wait("a callback of a future failed", 2)
+    assert seen == ["called"]
