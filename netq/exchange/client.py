@@ -32,6 +32,7 @@ from netq.exchange.topics import why_wrong
 from netq.exchange.uplink import Uplink
 from netq.exchange.worker import Worker
 from netq.io.condition import bounded, deadline_of
+from netq.io.process_end import at_end, not_at_end
 from netq.log import log
 from netq.options import MIB, CommunicatorOptions, EventOptions, Protocol, Purpose, SerializationOptions
 from netq.text import printable
@@ -227,6 +228,7 @@ class Client:
             each.wait(deadline)
         with self._uplink.turns.held():  # so that the communicator has been replaced, or is not any more
             queue = self._uplink.queue
+            self._uplink.is_over = True
         queue.close(_left(deadline))
         self._thread.join(_left(deadline))
 
@@ -258,10 +260,19 @@ class Client:
                 if is_over:
                     self._uplink.end()
         self._inbox.end(Closed(self.id, "this client is closed"))
+        not_at_end(self._process_ends)
+
+    def _process_ends(self) -> None:
+        self._closing.set()
+        self._uplink.is_over = True
+        if self._uplink.queue._endpoint.over:  # nothing but the client's thread ends what waits for the next exchange
+            self._thread.join(_GOODBYE)
 
     def _connect(self) -> None:
         with self._uplink.turns.held():  # the session may begin before `new` returns
             self._uplink.connected(netq.new(self._protocol, Purpose.CLIENT, self._options))
+            not_at_end(self._process_ends)
+            at_end(self._process_ends)  # before the communicator closes, which says what was not delivered
 
     def _connect_again(self, at: float) -> bool:
         """Connect at a time, or as soon as that is possible; return False when this client closes."""

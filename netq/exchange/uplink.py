@@ -72,7 +72,7 @@ class Uplink:
         self._wanted: dict[tuple[Kind, str], _Wanted] = {}
         self._unsent: deque[Request] = deque()  # which no exchange has got, and whose communicator has ended
         self._later: deque[Callable[[], object]] = deque()  # what sends again that for which there was no room
-        self._is_over = False
+        self.is_over = False  # there will be no further communicator: what the present one cannot deliver fails
 
     # Requests.
 
@@ -101,7 +101,7 @@ class Uplink:
         found = self._wanted.setdefault(key, wanted)
         if found is not wanted and taker is not None:
             return None
-        if self._is_over:
+        if self.is_over:
             self._end_takers()
         return self.ask(envelope, functools.partial(self._not_wanted, found))
 
@@ -203,7 +203,7 @@ class Uplink:
                 request.envelope = request.envelope._replace(data=None)
         elif isinstance(error, Closed) and not delivery.left and self._requests.forget(request):
             self._unsent.append(request)
-            if self._is_over:
+            if self.is_over:
                 self._fail_unsent()
             else:
                 self.turns.add(lambda: self._put_unsent(self.queue))
@@ -294,7 +294,7 @@ class Uplink:
 
     def end(self) -> None:
         """Let all takers end: there will be no exchange any more."""
-        self._is_over = True
+        self.is_over = True
         self._end_takers()
         self._fail_unsent()
 

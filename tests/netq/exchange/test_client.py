@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -719,3 +720,40 @@ def test_log_handler_that_blocks_does_not_keep_an_exchange(site: Site) -> None:
         closes.join()
     assert is_over
     assert isinstance(error(future), Closed)
+
+
+ABSENT = """
+import netq
+from netq.exchange import Client
+with netq.new("tcp", "server", netq.CommunicatorOptions(netloc=("127.0.0.1", 0))) as server:
+    netloc = server.netloc
+client = Client(netq.CommunicatorOptions(netloc=netloc, connection=netq.ConnectionOptions(linger=0.0)))
+for number in range(3):
+    client.publish("t", number)
+"""
+BETWEEN = """
+import netq.exchange.client
+netq.exchange.client._PAUSE = 1000.0
+with netq.exchange.Exchange(netq.CommunicatorOptions(netloc=("127.0.0.1", 0))) as exchange:
+    client = netq.exchange.Client(netq.CommunicatorOptions(netloc=exchange.netloc))
+    client.publish("t", 1).result()
+while not client._uplink.queue._endpoint.over:
+    pass
+client.publish("t", 2)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "client.close()"])
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (ABSENT, "3 messages were not delivered: 3 to 127.0.0.1:"),
+        (BETWEEN, "a message was not delivered, and its future was not looked at: "),
+    ],
+    ids=["absent", "between"],
+)
+def test_end_of_a_process_tells_requests_that_no_exchange_got(program: str, said: str, end: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", program + end], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said in ended.stderr
