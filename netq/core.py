@@ -395,7 +395,7 @@ def _checked_lane(lane: object) -> int:
 
 def check_timeout(name: str, timeout: float | None) -> None:
     """Raise TypeError for what is no number of seconds."""
-    if timeout is None or (isinstance(timeout, (int, float)) and not math.isnan(timeout)):
+    if timeout is None or (isinstance(timeout, (int, float)) and timeout >= -math.inf):  # which NaN is not
         return
     raise TypeError(f"{name}: timeout={timeout!r}; expected seconds, or None to wait as long as it takes")
 

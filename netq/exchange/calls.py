@@ -16,7 +16,7 @@ _ALL = 100  # times `most`: calls that may be open in all, services included
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """An open call. service: "" for a message to a client. is_awaited: whether its caller has not gone."""
+    """An open call. service: "" for a message to a client. is_awaited: whether its caller is still here."""
 
     number: int
     service: str

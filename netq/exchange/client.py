@@ -32,6 +32,7 @@ from netq.exchange.topics import why_wrong
 from netq.exchange.uplink import Uplink
 from netq.exchange.worker import Worker
 from netq.io.condition import bounded, deadline_of
+from netq.io.process_end import at_end, not_at_end
 from netq.log import log
 from netq.options import MIB, CommunicatorOptions, EventOptions, Protocol, Purpose, SerializationOptions
 from netq.text import printable
@@ -200,9 +201,11 @@ class Client:
         """Let functions of `serve` end, send what was asked, and end. After `timeout` seconds it waits no longer.
 
         What is not answered then fails with Closed. Jobs go to other workers. In a callback or a function of `serve`
-        it returns at once, and the client closes when that has returned.
+        it returns at once, and the client closes when that has returned. In a fork it does nothing.
         """
         check_timeout("close", timeout)
+        if self._uplink.is_forked:
+            return
         if self._uplink.user_code.runs:
             threading.Thread(target=self._close, args=(timeout,), name="netq-exchange-close", daemon=True).start()
         else:
@@ -225,6 +228,7 @@ class Client:
             each.wait(deadline)
         with self._uplink.turns.held():  # so that the communicator has been replaced, or is not any more
             queue = self._uplink.queue
+            self._uplink.is_over = True
         queue.close(_left(deadline))
         self._thread.join(_left(deadline))
 
@@ -251,14 +255,24 @@ class Client:
             self._read()
             with self._uplink.turns.held():  # what is asked now waits for the next communicator
                 self._uplink.close(_GOODBYE)  # at once: an exchange that closes waits for this
+            with self._uplink.turns.held():  # and callbacks of what has failed have run between
                 is_over = not self._connect_again(at)
                 if is_over:
                     self._uplink.end()
         self._inbox.end(Closed(self.id, "this client is closed"))
+        not_at_end(self._process_ends)
+
+    def _process_ends(self) -> None:
+        self._closing.set()
+        self._uplink.is_over = True
+        if self._uplink.queue._endpoint.over:  # nothing but the client's thread ends what waits for the next exchange
+            self._thread.join(_GOODBYE)
 
     def _connect(self) -> None:
         with self._uplink.turns.held():  # the session may begin before `new` returns
             self._uplink.connected(netq.new(self._protocol, Purpose.CLIENT, self._options))
+            not_at_end(self._process_ends)
+            at_end(self._process_ends)  # before the communicator closes, which says what was not delivered
 
     def _connect_again(self, at: float) -> bool:
         """Connect at a time, or as soon as that is possible; return False when this client closes."""

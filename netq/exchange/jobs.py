@@ -26,7 +26,7 @@ class Job:
     """A job.
 
     tries:  how many workers have got it, and have ended before it was done.
-    is_awaited: whether its producer has not gone.
+    is_awaited: whether its producer is still here.
     recall: takes it back from its worker; returns whether that has not got it, and will not.
     """
 
@@ -81,6 +81,9 @@ class Jobs:
         # All that are not done, and the producers that hold them.
         self._jobs = Held[Job](most, memory, "jobs", ("jobs", "job_memory"))
         self.repeated = 0  # times that a job was taken from a worker that had got it, and has ended
+
+    def __len__(self) -> int:
+        return len(self._jobs)
 
     def make_room(self, queue: str, producer: uuid.UUID, size: int) -> tuple[str, list[Job], list[Job]]:
         """Find room for a job with `size` bytes. Return why there is none, jobs that were dropped, and jobs to send."""

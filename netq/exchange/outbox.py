@@ -3,9 +3,8 @@
     send ──► queue.put_unbounded ──► (a thread of netq: delivered, or failed) ──► settle
 
 Netq refuses nothing of this for want of room, so no message overtakes another one. Instead this counts what waits for
-each client, and for all. Data beyond the bound of bytes is not sent (`why_full`); a client with too many
-messages is ended, since it does not read. Jobs do not count: the exchange holds their data anyway
-(netq/exchange/jobs.py).
+each client, and for all. Data beyond the bound of bytes is not sent (`why_full`); a client with too many messages is
+ended, since it does not read. Jobs do not count: the exchange holds their data anyway (netq/exchange/jobs.py).
 
 One thread uses it. Threads of netq only append to `_settled`.
 """

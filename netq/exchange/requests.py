@@ -7,18 +7,19 @@ handler runs on top of any other code.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from netq.core import Communicator
+from netq.core import Communicator, check_timeout
 from netq.exchange.envelope import Envelope, Kind
+from netq.io.condition import bounded
+from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
-from netq.runtime.delivery import Delivery
+from netq.runtime.delivery import Delivery, Guard
+from netq.runtime.undelivered import Undelivered, Unseen
 
-_OWN = 2  # references to a future: that of its Request, and that of `getrefcount`
 _MAY_WAIT = (Kind.PUSH, Kind.CALL)  # requests that an exchange need not answer soon
 
 
@@ -37,24 +38,137 @@ class UserCode(threading.local):
             self.runs = before
 
 
+class Answer(Future[Any]):
+    """The future of a request: it has the answer.
+
+    As a Delivery (netq/runtime/delivery.py), it raises RuntimeError in a fork unless it was done, and is told in the
+    log if it fails and the user drops it without a look.
+    """
+
+    _done_callbacks: list[Callable[[Future[Any]], object]]
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._looked_at = False  # the user has asked how it ends, before it did
+        self._unseen: Unseen | None = None  # it has failed, and the user has not looked at it
+        super().__init__()
+
+    def __repr__(self) -> str:  # that of Future locks the condition
+        error = "" if self._exception is None else f" raised {type(self._exception).__name__}"
+        return f"<{type(self).__name__} state={self._state.lower()}{error}>"
+
+    def cancelled(self) -> bool:
+        """Return whether the user has cancelled it."""
+        return self._state.startswith("CANCELLED")
+
+    def running(self) -> bool:
+        """Return whether it is about to be done."""
+        return self._state == "RUNNING"
+
+    def done(self) -> bool:
+        """Return whether it has an answer or an error, or is cancelled."""
+        return self._state not in ("PENDING", "RUNNING")
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """Call `fn(self)` when it is done, where it must not wait. If it is done, call it now."""
+        # Without the condition: its holder may be interrupted by a finalizer that waits for a lock of this caller. The
+        # state is read after the append, and it changes before `_invoke_callbacks`, so one of the two threads finds fn.
+        self._check_not_forked()
+        self.look()
+        self._done_callbacks.append(fn)
+        if self.done():
+            self._invoke_callbacks()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until it is done; return what `result` would raise, or None. Raises CancelledError, TimeoutError."""
+        check_timeout("exception", timeout)
+        self.look()
+        return super().exception(bounded(timeout))
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the answer, and return it; or raise the error. Raises CancelledError, TimeoutError."""
+        check_timeout("result", timeout)
+        self.look()
+        try:
+            return super().result(bounded(timeout))
+        finally:
+            del self  # the traceback refers to this frame: avoid the cycle
+
+    def fail(self, error: Exception, ledger: Undelivered) -> None:
+        """Have an error. The ledger is told that, and also if the user drops this without a look."""
+        self._looked_at = self._looked_at or bool(self._waiters)  # of `wait` and `as_completed`
+        self.set_exception(error)  # before this is unseen: it locks the condition
+        self._unseen = ledger.failed(None, error, looked_at=self._looked_at)
+        if self._looked_at:  # perhaps only now
+            self.look()
+
+    def look(self) -> None:
+        """Note that the user asks how it ends, or has ended."""
+        self._looked_at = True
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None:
+            unseen.look()
+
+    @property
+    def _condition(self) -> threading.Condition:
+        """The condition that all of concurrent.futures locks, also `wait` and `as_completed`."""
+        if self._unseen is not None:
+            self.look()
+        self._check_not_forked()
+        if self._guard.forked:  # a thread of the parent may hold the one that there is
+            return threading.Condition(self._guard.lock)
+        return self._made
+
+    @_condition.setter
+    def _condition(self, made: threading.Condition) -> None:
+        self._made = made
+
+    def _check_not_forked(self) -> None:
+        if not self.done():
+            self._guard.check_not_forked("a future that is not done")
+
+    def _invoke_callbacks(self) -> None:
+        """Call each callback, once. That of Future logs without netq's guard against handlers."""
+        while self._done_callbacks:
+            try:
+                callback = self._done_callbacks.pop(0)
+            except IndexError:  # another thread was faster
+                return
+            _call(callback, self)
+
+
+def _call(callback: Callable[[Future[Any]], object], future: Answer) -> None:
+    try:
+        callback(future)
+    except Exception as error:
+        if raised_by_handler(error) is not None:  # it interrupts our caller, who happens to be here
+            raise
+        log.exception("a callback of a future failed")
+
+
 class Request:
     """A request that is not answered.
 
-    failed: called with its error, before its future has that.
+    failed: called with its error, before its future has that. Returns whether the user learns of the error elsewhere,
+            so that no word is needed if the future is dropped.
     is_due: whether it is still to be put, when its turn comes; otherwise it is done.
     """
 
     __slots__ = ("delivery", "envelope", "failed", "future", "is_due", "number", "queue")
 
     def __init__(
-        self, envelope: Envelope, failed: Callable[[Exception], object] | None, is_due: Callable[[], bool] | None = None
+        self,
+        envelope: Envelope,
+        queue: Communicator,
+        failed: Callable[[Exception], bool] | None = None,
+        is_due: Callable[[], bool] | None = None,
     ) -> None:
         self.envelope = envelope  # with its data, until an exchange has got it
         self.failed = failed
         self.is_due = is_due
-        self.future: Future[Any] = Future()
+        self.queue = queue  # by which it is, or was put
+        self.future = Answer(queue._baton)
         self.number = 0
-        self.queue: Communicator | None = None  # by which it was put
         self.delivery: Delivery | None = None  # None: it is being put
 
     @property
@@ -63,20 +177,17 @@ class Request:
         delivery = self.delivery
         return delivery is not None and delivery.done() and not delivery.cancelled() and delivery.exception() is None
 
-    @property
-    def _is_dropped(self) -> bool:
-        """Whether no code but this refers to the future, so that no user will learn from it that it has failed."""
-        return sys.getrefcount(self.future) <= _OWN and not self.future._done_callbacks  # type: ignore[attr-defined]
-
     def settle(self, result: Any = None, error: Exception | None = None) -> None:
         """Let the future be done, unless its user has cancelled it."""
-        if error is not None and self.failed is not None:
-            self.failed(error)
-        elif error is not None and self._is_dropped and self.queue is not None:
-            self.queue._endpoint.undelivered.dropped(None, error)
+        if error is not None and self.failed is not None and self.failed(error):
+            self.future.look()
         try:
-            if self.future.set_running_or_notify_cancel():
-                self.future.set_result(result) if error is None else self.future.set_exception(error)
+            if not self.future.set_running_or_notify_cancel():
+                return
+            if error is None:
+                self.future.set_result(result)
+            else:
+                self.future.fail(error, self.queue._baton.ledger)
         except BaseException:  # a callback is the user's code: not even sys.exit may end the client's thread
             log.exception("a callback of a future failed")
 

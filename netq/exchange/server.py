@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 import netq
+from netq.core import check_timeout
 from netq.errors import Closed, InvalidOption, Unreadable
 from netq.exchange.calls import Call, Calls
 from netq.exchange.envelope import Envelope, Kind, Refusal
@@ -31,6 +32,7 @@ from netq.exchange.publications import Publications
 from netq.exchange.topics import Subscriptions, why_wrong
 from netq.io.condition import bounded
 from netq.log import log
+from netq.log import thread as log_thread
 from netq.options import (
     MIB,
     CommunicatorOptions,
@@ -55,6 +57,7 @@ _ALWAYS = 16  # of each that a client may have, whatever others have
 _WORD = 60.0  # seconds between two lines in the log about jobs that were dropped, at least
 _TAKEN = "given up for a client that holds less; ask again when there is room"
 _ABSENT = "this client is not here"
+_LOG_TIME = 1.0  # seconds for which `close` waits for the log's handlers, which are the user's
 _END = Stream()  # stands for the end of a session
 
 
@@ -136,8 +139,10 @@ class Exchange:
         self._queue = netq.new(protocol, Purpose.SERVER, _own_options(options))
         self._outbox = Outbox(self._queue, answers, self._queue.options.connection.queue_bytes, job_memory)
         self._publications = Publications(self._queue, self._outbox)
-        self._lock = threading.Lock()  # guards all of it: `statistics` reads in other threads
+        # Guards all of it: `statistics` reads in other threads, and in a signal handler on top of itself.
+        self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="netq-exchange", daemon=True)
+        log_thread.attach()  # so that no handler of the user runs in this one
         self._thread.start()
 
     @property
@@ -167,6 +172,8 @@ class Exchange:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is closed; return whether it is."""
+        check_timeout("wait", timeout)
+        self._queue._baton.check_not_forked("wait()")
         self._thread.join(bounded(timeout))
         return not self._thread.is_alive()
 
@@ -174,6 +181,7 @@ class Exchange:
         """Deliver what is on its way, and end. Jobs that are not done are lost: their producers get Closed."""
         self._queue.close(timeout)
         self._thread.join()
+        log_thread.flush(_LOG_TIME if timeout is None else min(timeout, _LOG_TIME))
 
     def __enter__(self) -> Self:
         return self
@@ -195,9 +203,15 @@ class Exchange:
             except Unreadable as error:
                 self._warn(error.peer, f"a message cannot be read, and is dropped: {error}")
             except Closed:
+                self._tell_undone()
                 return
             else:
                 self._take(client, envelope)
+
+    def _tell_undone(self) -> None:
+        if undone := len(self._jobs) + self._lost:
+            log.warning("the exchange has closed, and its jobs that were not done are lost: %d", undone)
+        log_thread.detach()
 
     def _do_what_is_due(self, now: float) -> None:
         for unsent in self._outbox.settle():

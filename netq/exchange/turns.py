@@ -3,7 +3,7 @@
 A thread that adds a function runs all that wait, unless another thread is at it: then that one runs the new function,
 too. So code that the garbage collector or a signal handler runs on top of any other code may add functions: a lock that
 it waited for could be held by a thread that waits for a lock of the interrupted code, such as a loop's baton
-(netq/io/baton.py). Knows nothing of netq.
+(netq/io/baton.py). What may wait, as a user's code, runs out of turn.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from netq.io.baton import is_owned, let_go
+
 
 class Turns:
     """Functions that run one at a time, in the order in which they were added."""
@@ -20,11 +22,17 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], object]] = deque()
         self._lock = threading.RLock()  # of the thread that runs them. Waited for in `held` only
+        self._later = _Later()
 
     def add(self, function: Callable[[], object]) -> None:
         """Run a function, or let the thread run it that runs others now."""
         self._waiting.append(function)
         self._run()
+
+    def add_later(self, function: Callable[[], object]) -> None:
+        """Run a function, which may wait, in this thread: now, or when the turn that it runs is over."""
+        self._later.functions.append(function)
+        self._run_later()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -41,19 +49,27 @@ class Turns:
         # Whether any wait is tested again after the release: a thread that has added one meanwhile has left it to this.
         # The lock is released if it is owned, as a signal handler may raise between any two steps.
         lock = self._lock
-        while self._waiting and not _is_owned(lock):
+        while self._waiting and not is_owned(lock):
             try:
                 if not lock.acquire(blocking=False):
-                    return
+                    break
                 self._run_all()
             finally:
-                if _is_owned(lock):
-                    lock.release()
+                let_go(lock)
+        self._run_later()
 
     def _run_all(self) -> None:
         while self._waiting:
             self._waiting.popleft()()
 
+    def _run_later(self) -> None:
+        functions = self._later.functions
+        while functions and not is_owned(self._lock):
+            functions.popleft()()
 
-def _is_owned(lock: threading.RLock) -> bool:
-    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+class _Later(threading.local):
+    """What a thread is to run when it is out of its turn."""
+
+    def __init__(self) -> None:
+        self.functions: deque[Callable[[], object]] = deque()

@@ -26,6 +26,7 @@ from netq.errors import Closed, Unreadable
 from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
 from netq.exchange.turns import Turns
+from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.options import SerializationOptions
 from netq.runtime.delivery import Delivery
@@ -70,15 +71,15 @@ class Uplink:
         self._requests = Requests(self.user_code)
         self._wanted: dict[tuple[Kind, str], _Wanted] = {}
         self._unsent: deque[Request] = deque()  # which no exchange has got, and whose communicator has ended
-        self._later: deque[Callable[[], object]] = deque()  # what sends again that for which there was no room
-        self._is_over = False
+        self._later: deque[Callable[[], object]] = deque()  # what resends what had no room
+        self.is_over = False  # there will be no further communicator: what the present one cannot deliver fails
 
     # Requests.
 
     def ask(
         self,
         envelope: Envelope,
-        failed: Callable[[Exception], object] | None = None,
+        failed: Callable[[Exception], bool] | None = None,
         is_due: Callable[[], bool] | None = None,
     ) -> Future[Any]:
         """Send a request. Return the future of its answer; `failed` is called before that has an error.
@@ -86,7 +87,7 @@ class Uplink:
         If `is_due` returns False when its turn comes, it is not sent, and done.
         """
         self.queue._baton.check_not_forked("put()")
-        request = Request(envelope, failed, is_due)
+        request = Request(envelope, self.queue, failed, is_due)
         future = request.future  # referred to here, because it may fail before the caller has it
         self.turns.add(functools.partial(self._put, request))
         return future
@@ -100,7 +101,7 @@ class Uplink:
         found = self._wanted.setdefault(key, wanted)
         if found is not wanted and taker is not None:
             return None
-        if self._is_over:
+        if self.is_over:
             self._end_takers()
         return self.ask(envelope, functools.partial(self._not_wanted, found))
 
@@ -119,26 +120,33 @@ class Uplink:
         found = self._wanted.get((kind, name))
         return None if found is None else found.taker
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the client's."""
+        return self.queue._baton.forked
+
     def is_unanswered(self) -> bool:
         """Return whether the exchange has got a request that it answers at once, and has not answered it."""
         return self._requests.is_late()
 
-    def _not_wanted(self, wanted: _Wanted, error: Exception) -> None:
+    def _not_wanted(self, wanted: _Wanted, error: Exception) -> bool:
         """Forget what the exchange has refused. After Closed it is told to the next one."""
         if isinstance(error, Closed):
-            return
+            return True
         key = wanted.envelope.kind, wanted.envelope.name
         if self._wanted.get(key) is wanted:
             self._wanted.pop(key, None)
         if wanted.taker is not None:
             wanted.taker.end(error)
+        return wanted.envelope.kind is Kind.WORK  # Worker.get raises it
 
-    def _not_told(self, wanted: _Wanted, error: Exception) -> None:
+    def _not_told(self, wanted: _Wanted, error: Exception) -> bool:
         if isinstance(error, errors.QueueFull):
             self._later.append(functools.partial(self.turns.add, functools.partial(self._tell, wanted)))
         elif not isinstance(error, Closed):
             self._not_wanted(wanted, error)
             log.warning("the exchange refuses: %s", error)
+        return True
 
     # In turn: one at a time.
 
@@ -162,7 +170,7 @@ class Uplink:
     def _tell(self, wanted: _Wanted) -> None:
         """Tell the exchange what is wanted, if it still is."""
         if self._wanted.get((wanted.envelope.kind, wanted.envelope.name)) is wanted:
-            self._put(Request(wanted.envelope, functools.partial(self._not_told, wanted)))
+            self._put(Request(wanted.envelope, self.queue, functools.partial(self._not_told, wanted)))
 
     def _session_begun(self) -> None:
         for key in list(self._wanted):
@@ -195,7 +203,7 @@ class Uplink:
                 request.envelope = request.envelope._replace(data=None)
         elif isinstance(error, Closed) and not delivery.left and self._requests.forget(request):
             self._unsent.append(request)
-            if self._is_over:
+            if self.is_over:
                 self._fail_unsent()
             else:
                 self.turns.add(lambda: self._put_unsent(self.queue))
@@ -220,8 +228,11 @@ class Uplink:
             self._defer(request.settle, None, self._closed())
 
     def _defer(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function, which may run the user's callbacks, in a thread of netq; here if there is none any more."""
-        self.queue._baton.defer(self._call, function, arguments)
+        """Call a function, which may run the user's callbacks, in a thread of netq; here if there is none any more.
+
+        Not in turn: `close` of a client waits for that, and a callback may block.
+        """
+        self.queue._baton.defer(self.turns.add_later, functools.partial(self._call, function, arguments))
 
     def _call(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         with self.user_code.here():
@@ -239,10 +250,14 @@ class Uplink:
         elif envelope.kind is Kind.REFUSED:
             self._requests.settle(request, error=_error(request.envelope, envelope))
         elif envelope.kind is Kind.REPLY and request.envelope.name:
+            reply = envelope._replace(name=request.envelope.name)
             try:
-                self._requests.settle(request, self.loaded(envelope._replace(name=request.envelope.name)))
-            except Unreadable as error:
-                self._requests.settle(request, error=error)
+                data = self.loaded(reply)
+            except BaseException as error:  # the user's serialiser: not even sys.exit may end the client's thread
+                unreadable = error if isinstance(error, Unreadable) else _unreadable(reply, error)
+                self._requests.settle(request, error=unreadable)
+            else:
+                self._requests.settle(request, data)
         else:
             self._requests.settle(request)
 
@@ -269,7 +284,8 @@ class Uplink:
         """Close the communicator, and fail what the exchange has got and not answered."""
         self.queue.close(timeout)
         for request in self._requests.delivered():
-            self._requests.settle(request, error=Closed(self.queue.id, "the exchange has closed, or this client"))
+            error = Closed(self.queue.id, "the exchange has closed, or this client")
+            self._defer(self._requests.settle, request, None, error)
 
     def connected(self, queue: Communicator) -> None:
         """Use a new communicator from now on."""
@@ -278,7 +294,7 @@ class Uplink:
 
     def end(self) -> None:
         """Let all takers end: there will be no exchange any more."""
-        self._is_over = True
+        self.is_over = True
         self._end_takers()
         self._fail_unsent()
 
@@ -342,12 +358,18 @@ class Uplink:
         try:
             return self._load(Stream() if envelope.data is None else envelope.data)
         except Exception as error:  # the user's serialiser may raise anything
-            kind = errors.NotAllowed if isinstance(error, errors.NotAllowed) else Unreadable
-            reason = error if isinstance(error, Unreadable) else describe(error)
-            what = f"'{printable(envelope.name)}'" if envelope.name else "a message"
-            unreadable = kind(f"{what}: data of {envelope.peer} cannot be loaded: {reason}")
-            unreadable.peer = envelope.peer
-            raise unreadable from error
+            if (interruption := raised_by_handler(error)) is not None:
+                raise interruption from interruption.__cause__
+            raise _unreadable(envelope, error) from error
+
+
+def _unreadable(envelope: Envelope, error: BaseException) -> Unreadable:
+    kind = errors.NotAllowed if isinstance(error, errors.NotAllowed) else Unreadable
+    reason = error if isinstance(error, Unreadable) else describe(error)
+    what = f"'{printable(envelope.name)}'" if envelope.name else "a message"
+    unreadable = kind(f"{what}: data of {envelope.peer} cannot be loaded: {reason}")
+    unreadable.peer = envelope.peer
+    return unreadable
 
 
 def _error(request: Envelope, refusal: Envelope) -> errors.Refused:

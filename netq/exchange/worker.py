@@ -51,8 +51,10 @@ class Worker:
     def close(self) -> None:
         """Work no more for the queue. Jobs that are not answered go to other workers, also those that `get` returned.
 
-        So answer each job before, or it is done twice.
+        So answer each job before, or it is done twice. In a fork it does nothing.
         """
+        if self._uplink.is_forked:
+            return
         if self._uplink.taker(Kind.WORK, self.queue) is self:
             self._uplink.withdraw(Kind.WORK, Envelope(Kind.WORK, name=self.queue))
         self.end(Closed(self._uplink.queue.id, "this client works no more for the queue"))

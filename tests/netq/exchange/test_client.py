@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import functools
+import logging
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,10 +28,10 @@ import pytest
 import netq
 from netq import CommunicatorOptions, ConnectionOptions, Purpose, SerializationOptions
 from netq.errors import Absent, Busy, Closed, Failed, InvalidOption, NotPermitted, SecurityError, Unreadable
-from netq.exchange import Client, Permission
+from netq.exchange import Client, Exchange, Permission
 from netq.exchange.envelope import Envelope, Kind
 from netq.testing.fixtures import LIMIT
-from netq.testing.log import LogRecorder
+from netq.testing.log import LogHandler, LogRecorder
 from netq.utils.stream import Stream
 from tests.netq.exchange.test_exchange import HERE, Site, done, error, options_at, until_last
 from tests.wires import NewWire
@@ -170,9 +176,10 @@ def test_endless_and_huge_timeouts_wait(site: Site) -> None:
     client, other = site.client(exchange), site.client(exchange)
     worker = client.jobs("q")
     done(worker.begun)
-    for timeout in (math.inf, 1e300, 10**300):
-        other.push("q", 1)
+    for timeout in (math.inf, 1e300, 10**400):
+        pushed = other.push("q", 1)
         worker.get(timeout).done()
+        assert pushed.result(timeout) is pushed.exception(timeout) is None
         done(other.send(client.id, 2))
         assert client._inbox.get(timeout).peer == other.id
     done(other.send(client.id, 2))
@@ -377,23 +384,111 @@ def test_reply_that_is_too_large_fails_its_call(site: Site) -> None:
     assert "the reply is too large" in str(failed)
 
 
-def test_fork_cannot_wait(site: Site) -> None:
-    client = site.client(site.exchange())
-    worker = client.jobs("a")
-    done(worker.begun)
+def in_a_fork(function: Callable[[], object]) -> str:
+    """Return what a function prints in a child of this process, or raises there."""
+    reads, writes = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork with threads
         child = os.fork()
     if not child:
         signal.alarm(5)  # ends the child if it hangs
-        refused = 0
-        for wait in (client.get, worker.get):
-            try:
-                wait()
-            except RuntimeError as wrong:
-                refused += "this process is a fork" in str(wrong)
-        os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        try:
+            said = repr(function())
+        except BaseException as raised:
+            said = f"{type(raised).__name__}: {raised}"
+        os.write(writes, said.encode())
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as pipe:
+        said = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "it hangs"
+    return said
+
+
+async def wait_for(future: Future[Any]) -> None:
+    await asyncio.wrap_future(future)
+
+
+WAITS: dict[str, Callable[[Future[Any]], object]] = {
+    "result": lambda future: future.result(),
+    "result with a timeout": lambda future: future.result(1.0),
+    "exception": lambda future: future.exception(),
+    "cancel": lambda future: future.cancel(),
+    "add_done_callback": lambda future: future.add_done_callback(print),
+    "wait": lambda future: concurrent.futures.wait([future]),
+    "as_completed": lambda future: list(concurrent.futures.as_completed([future])),
+    "await": lambda future: asyncio.run(wait_for(future)),
+}
+
+
+def test_fork_cannot_wait(site: Site) -> None:
+    exchange = site.exchange()
+    client = site.client(exchange)
+    worker = client.jobs("a")
+    done(worker.begun)
+    for wait in (client.get, worker.get, exchange.wait):
+        assert in_a_fork(wait).startswith("RuntimeError: ")
+
+
+@pytest.mark.parametrize("use", WAITS.values(), ids=WAITS)
+def test_futures_in_a_fork_raise_unless_they_were_done(site: Site, use: Callable[[Future[Any]], object]) -> None:
+    client = site.client(site.exchange())
+    pending, was_done = client.push("a", 1), client.publish("a", 1)
+    done(was_done)
+    assert "this process is a fork" in in_a_fork(lambda: use(pending))
+    assert "Error" not in in_a_fork(lambda: use(was_done))
+    assert in_a_fork(lambda: (pending.done(), pending.running(), pending.cancelled(), repr(pending)[:7])) == (
+        "(False, False, False, '<Answer')"
+    )
+    assert not pending.done()
+
+
+def test_future_in_a_fork_does_not_wait_for_a_lock_of_the_parent(site: Site) -> None:
+    client = site.client(site.exchange())
+    future = client.publish("a", 1)
+    done(future)
+    locked, go_on = threading.Event(), threading.Event()
+
+    def lock() -> None:
+        with future._condition:
+            locked.set()
+            go_on.wait(LIMIT)
+
+    holder = threading.Thread(target=lock)
+    holder.start()
+    assert locked.wait(LIMIT)
+    said = in_a_fork(lambda: (future.done(), future.result(), future.exception()))
+    go_on.set()
+    holder.join()
+    assert said == "(True, None, None)"
+
+
+def test_close_in_a_fork_does_nothing(site: Site) -> None:
+    client = site.client(site.exchange())
+    done(client.serve("s", abs))
+    worker = client.jobs("a")
+    done(worker.begun)
+    with client._uplink.turns.held():  # as another thread may at the moment of the fork
+        assert in_a_fork(worker.close) == in_a_fork(client.close) == "None"
+    assert client.call("s", -1).result(LIMIT) == 1
+    client.push("a", 1)
+    worker.get(LIMIT).done()
+
+
+TIMEOUTS: dict[str, Callable[[Client, Exchange, Any], object]] = {
+    "result": lambda client, exchange, timeout: client.publish("a", 1).result(timeout),
+    "exception": lambda client, exchange, timeout: client.publish("a", 1).exception(timeout),
+    "begun": lambda client, exchange, timeout: client.jobs("begun").begun.result(timeout),
+    "wait": lambda client, exchange, timeout: exchange.wait(timeout),
+}
+
+
+@pytest.mark.parametrize("use", TIMEOUTS.values(), ids=TIMEOUTS)
+@pytest.mark.parametrize("timeout", [math.nan, "1", timedelta(seconds=1)])
+def test_timeout_that_is_no_number_is_refused(site: Site, use: Callable[..., object], timeout: Any) -> None:
+    exchange = site.exchange()
+    with pytest.raises(TypeError, match=r": timeout=.*; expected seconds, or None to wait as long as it takes"):
+        use(site.client(exchange), exchange, timeout)
 
 
 def test_what_was_refused_may_be_asked_again(site: Site) -> None:
@@ -491,8 +586,174 @@ def test_a_request_whose_future_is_dropped_tells_its_failure(site: Site, log: Lo
     kept = client.publish("kept", 1)
     assert isinstance(error(kept), NotPermitted)
     client.publish("called back", 1).add_done_callback(lambda future: future.exception())
-    for _ in range(100):  # an answer that is quicker than the return of `publish` finds the future in use
-        client.publish("dropped", 1)
+    waited = client.publish("waited for", 1)
+    concurrent.futures.wait([waited], LIMIT)
+    del waited, kept
+    client.publish("dropped", 1)
     log.wait("a message was not delivered, and its future was not looked at: publish: 'dropped'")
     assert not log.having("'kept'")
     assert not log.having("'called back'")
+    assert not log.having("'waited for'")
+
+
+def test_a_request_that_is_answered_before_its_future_is_dropped_tells_its_failure(
+    site: Site, log: LogRecorder
+) -> None:
+    client = site.client(site.exchange(permissions=[]))
+    future = client.publish("dropped", 1)
+    assert isinstance(error(client.publish("later", 1)), NotPermitted)
+    assert future.done()
+    assert not log.having("'dropped'")
+    del future
+    log.wait("a message was not delivered, and its future was not looked at: publish: 'dropped'")
+
+
+def test_what_is_refused_for_good_is_told(site: Site, log: LogRecorder) -> None:
+    client = site.client(site.exchange(permissions=[Permission(["*"], publish=["#"])]))
+    client.subscribe("topic")
+    log.wait("its future was not looked at: subscribe: 'topic'")
+    other = site.client(site.exchange(permissions=[]))
+    other.serve("service", abs)
+    log.wait("its future was not looked at: serve: 'service'")
+    worker = other.jobs("queue")
+    with pytest.raises(NotPermitted):
+        worker.get(LIMIT)  # tells it
+    del worker
+    assert not log.having("'queue'")
+
+
+def test_callback_that_blocks_does_not_keep_close(site: Site) -> None:
+    exchange = site.exchange()
+    client = site.client(exchange)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def block(_: Future[Any]) -> None:
+        begun.set()
+        go_on.wait(LIMIT)
+
+    client.push("q", 1).add_done_callback(block)
+    done(client.publish("a", 1))
+    exchange.close(LIMIT)
+    assert begun.wait(LIMIT)
+    closes = threading.Thread(target=client.close, args=(0.01,))
+    closes.start()
+    closes.join(LIMIT)
+    is_over = not closes.is_alive()
+    go_on.set()
+    closes.join()
+    assert is_over
+
+
+def leave(stream: Stream) -> Any:
+    raise SystemExit(f"{stream.nbytes} bytes")
+
+
+def test_reply_that_ends_its_thread_is_unreadable(site: Site) -> None:
+    exchange = site.exchange()
+    done(site.client(exchange).serve("s", bytes))
+    options = replace(options_at(exchange.netloc), serialization=SerializationOptions(leave))
+    with Client(options) as client:
+        failed = error(client.call("s", 1))
+        assert isinstance(failed, Unreadable)
+        assert "SystemExit" in str(failed)
+        done(client.publish("a", 1))
+
+
+def test_exception_of_a_signal_handler_comes_out_of_get(site: Site) -> None:
+    class Alarm(Exception):
+        pass
+
+    def handle(*_: object) -> None:
+        raise Alarm
+
+    def load(stream: Stream) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+
+    exchange = site.exchange()
+    options = replace(options_at(exchange.netloc), serialization=SerializationOptions(load))
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with Client(options) as client:
+            done(client.send(client.id, 1))
+            with pytest.raises(Alarm):
+                client.get(LIMIT)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_jobs_that_end_with_their_exchange_are_told(site: Site, log: LogRecorder) -> None:
+    exchange = site.exchange()
+    client = site.client(exchange)
+    futures = [client.push("q", number) for number in range(3)]
+    done(client.publish("a", 1))
+    client.close(LIMIT)
+    exchange.close(LIMIT)
+    log.wait("the exchange has closed, and its jobs that were not done are lost: 3")
+    assert [type(error(future)) for future in futures] == [Closed] * 3
+
+
+class Blocks(LogHandler):
+    """A handler that blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.begun.set()
+        self.go_on.wait(LIMIT)
+
+
+def test_log_handler_that_blocks_does_not_keep_an_exchange(site: Site) -> None:
+    exchange = site.exchange()
+    with Blocks() as handler:
+        client = site.client(exchange)
+        future = client.push("q", 1)
+        done(client.publish("a", 1))
+        client.close(LIMIT)
+        closes = threading.Thread(target=exchange.close, args=(0.0,))
+        closes.start()
+        closes.join(LIMIT)
+        is_over = not closes.is_alive()
+        assert handler.begun.wait(LIMIT)
+        handler.go_on.set()
+        closes.join()
+    assert is_over
+    assert isinstance(error(future), Closed)
+
+
+ABSENT = """
+import netq
+from netq.exchange import Client
+with netq.new("tcp", "server", netq.CommunicatorOptions(netloc=("127.0.0.1", 0))) as server:
+    netloc = server.netloc
+client = Client(netq.CommunicatorOptions(netloc=netloc, connection=netq.ConnectionOptions(linger=0.0)))
+for number in range(3):
+    client.publish("t", number)
+"""
+BETWEEN = """
+import netq.exchange.client
+netq.exchange.client._PAUSE = 1000.0
+with netq.exchange.Exchange(netq.CommunicatorOptions(netloc=("127.0.0.1", 0))) as exchange:
+    client = netq.exchange.Client(netq.CommunicatorOptions(netloc=exchange.netloc))
+    client.publish("t", 1).result()
+while not client._uplink.queue._endpoint.over:
+    pass
+client.publish("t", 2)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "client.close()"])
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (ABSENT, "3 messages were not delivered: 3 to 127.0.0.1:"),
+        (BETWEEN, "a message was not delivered, and its future was not looked at: "),
+    ],
+    ids=["absent", "between"],
+)
+def test_end_of_a_process_tells_requests_that_no_exchange_got(program: str, said: str, end: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", program + end], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said in ended.stderr

@@ -440,3 +440,17 @@ def test_clients_return_to_an_exchange_that_was_started_again(site: Site, log: L
 
 def test_refused_is_the_base_of_what_an_exchange_refuses() -> None:
     assert {Absent, Busy, Failed, NotPermitted} == set(Refused.__subclasses__())
+
+
+def test_figures_may_be_read_on_top_of_their_reader(site: Site) -> None:
+    """As a signal handler does, or a finalizer in the exchange's thread."""
+    exchange, found = site.exchange(), list[int]()
+
+    def read() -> None:
+        with exchange._lock:
+            found.append(exchange.statistics().published)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(LIMIT)
+    assert found == [0]

@@ -53,3 +53,25 @@ def test_exception_leaves_the_turn_to_the_next() -> None:
     other.start()
     other.join(LIMIT)
     assert seen == ["other"]
+
+
+def test_what_is_added_for_later_runs_out_of_turn_in_its_thread() -> None:
+    turns, seen, ran, go_on = Turns(), list[str](), threading.Event(), threading.Event()
+
+    def later() -> None:
+        go_on.wait(LIMIT)
+        seen.append("later")
+
+    def turn() -> None:
+        turns.add_later(later)
+        seen.append("turn")
+        ran.set()
+
+    other = threading.Thread(target=turns.add, args=(turn,))
+    other.start()
+    assert ran.wait(LIMIT)
+    with turns.held():  # waits for the turn, not for what blocks
+        seen.append("held")
+    go_on.set()
+    other.join(LIMIT)
+    assert seen == ["turn", "held", "later"]

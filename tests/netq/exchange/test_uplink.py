@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import uuid
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from netq.errors import Busy, Closed, QueueFull
 from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
 from netq.exchange.uplink import Uplink
+from netq.runtime.undelivered import Undelivered
 from netq.testing.fixtures import LIMIT
+from netq.testing.log import LogRecorder
 
 EXCHANGE = uuid.uuid4()
 
@@ -29,8 +32,12 @@ class Sent(Future[None]):
 class Queue:
     """A communicator that delivers at once; the first messages fail with `errors`, and `before` runs in each put."""
 
+    forked = False
+
     def __init__(self, *errors: Exception) -> None:
         self.id = uuid.uuid4()
+        self.ledger = Undelivered(cast(Any, None))
+        self.ledger.closing = True  # it has no loop to log in
         self.put_to: SimpleQueue[tuple[Envelope, int]] = SimpleQueue()
         self.before: Callable[[], object] = lambda: None
         self.errors = list(errors)
@@ -128,7 +135,7 @@ def test_what_is_withdrawn_while_a_session_is_told_of_it_is_withdrawn_last() -> 
 
 def test_refused_publications_leave_nothing() -> None:
     requests = Requests(UserCode())
-    some = [Request(Envelope(Kind.PUBLISH, name="a"), None) for _ in range(10)]
+    some = [Request(Envelope(Kind.PUBLISH, name="a"), cast(Communicator, Queue())) for _ in range(10)]
     for request in some:
         requests.add(request)
     for request in some[1:]:
@@ -142,7 +149,12 @@ def test_failure_is_handled_before_the_future_tells_it() -> None:
     seen: list[Any] = []
     queue = Queue()
     made = uplink(queue)
-    future = made.ask(Envelope(Kind.WORK, name="q"), lambda error: seen.append((future.done(), str(error))))
+
+    def failed(error: Exception) -> bool:
+        seen.append((future.done(), str(error)))
+        return False
+
+    future = made.ask(Envelope(Kind.WORK, name="q"), failed)
     made.answered(Envelope(Kind.REFUSED, 1, code=Refusal.FULL))
     assert seen == [(False, "")]
     assert isinstance(future.exception(0), Busy)
@@ -153,3 +165,49 @@ def test_done_up_to_a_number_settles_publications_only() -> None:
     first, push, second = (made.ask(Envelope(kind, name="a")) for kind in (Kind.PUBLISH, Kind.PUSH, Kind.PUBLISH))
     made.answered(Envelope(Kind.DONE, 2, code=UP_TO))
     assert [future.done() for future in (first, push, second)] == [True, False, False]
+
+
+def test_callback_is_added_while_another_thread_holds_the_condition() -> None:
+    future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), list[str]()
+    holds, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with future._condition:  # and a finalizer on top of it waits for a lock of the other thread
+            holds.set()
+            go_on.wait(LIMIT)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert holds.wait(LIMIT)
+    adds = threading.Thread(target=future.add_done_callback, args=(lambda _: seen.append("called"),))
+    adds.start()
+    adds.join(LIMIT)
+    is_added = not adds.is_alive()
+    go_on.set()
+    holder.join()
+    adds.join()
+    future.set_result(None)
+    assert is_added
+    assert seen == ["called"]
+
+
+def test_each_callback_is_called_once() -> None:
+    for _ in range(300):
+        future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), SimpleQueue[int]()
+        settles = threading.Thread(target=future.set_result, args=(None,))
+        settles.start()
+        for number in range(20):
+            future.add_done_callback(functools.partial(lambda put, number, _: put(number), seen.put, number))
+        settles.join()
+        assert sorted(seen.get(timeout=LIMIT) for _ in range(20)) == list(range(20))
+        assert seen.empty()
+
+
+def test_callback_that_fails_is_told_by_the_log_of_netq(log: LogRecorder) -> None:
+    future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), list[str]()
+    future.add_done_callback(lambda _: 1 // 0)
+    future.add_done_callback(lambda _: seen.append("called"))
+    future.set_result(None)
+    future.add_done_callback(lambda _: 1 // 0)
+    log.wait("a callback of a future failed", 2)
+    assert seen == ["called"]
