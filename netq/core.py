@@ -11,7 +11,6 @@ import functools
 import ipaddress
 import math
 import threading
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
+from netq.io.condition import deadline_of
 from netq.io.process_end import at_end, not_at_end
 from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
@@ -193,7 +193,7 @@ class Communicator:
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: by polling, if no other thread waits, or as a waiter."""
         baton, inbox = self._baton, self.inbox
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         wait_lock = baton.wait_lock("get")
         try:
             if peers:

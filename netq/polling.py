@@ -8,12 +8,11 @@ reserved for its waiters is given back, and is the next for `get`.
 from __future__ import annotations
 
 import functools
-import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from netq.core import Communicator, check_timeout
+from netq.io.condition import deadline_of
 from netq.runtime.inbox import Waiter
 from netq.validate import expect
 
@@ -35,7 +34,7 @@ def poll(communicators: Iterable[Communicator], timeout: float | None = None) ->
         expect(isinstance(communicator, Communicator), "poll", communicator, expected)
         communicator._baton.check("poll")
     check_timeout("poll", timeout)
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    deadline = deadline_of(timeout)
     waiters = [Waiter((), lambda: None) for _ in watched]
     found: list[Communicator] = []
 

@@ -7,7 +7,6 @@ A message to one peer is one Delivery. For several peers there is a Delivery for
 from __future__ import annotations
 
 import functools
-import math
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol, cast
 
 from netq.io.baton import is_owned
+from netq.io.condition import deadline_of
 from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.protocol.codec import FINISHED, PENDING, Outgoing
@@ -300,7 +300,7 @@ class Delivery(Outgoing, Future[None]):
     def _wait(self, timeout: float | None) -> bool:
         # First by polling, as in `get`: the ACK is then handled in this thread. If another thread polls already, or
         # this may not, by a callback, which costs a change of threads.
-        guard, deadline = self.guard, math.inf if timeout is None else time.monotonic() + timeout
+        guard, deadline = self.guard, deadline_of(timeout)
         wait_lock = guard.wait_lock("result")
         try:
             with wait_lock:

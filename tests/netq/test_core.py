@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -169,6 +170,18 @@ def test_a_timeout_that_is_no_number_is_refused(communicators: Communicators, ti
     for call in (client.get, client.close):
         with pytest.raises(TypeError, match=rf"{call.__name__}: timeout=.*; expected seconds, or None"):
             call(timeout=timeout)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, 10**400, -math.inf])
+def test_a_timeout_may_have_any_size(communicators: Communicators, timeout: float) -> None:
+    server, client = communicators.pair()
+    client.put("here").result(timeout if timeout > 0 else LIMIT)
+    if timeout > 0:
+        assert server.get(timeout=timeout).data == "here"
+    else:
+        server.get(timeout=LIMIT)
+        with pytest.raises(TimeoutError):
+            server.get(timeout=timeout)
 
 
 def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(communicators: Communicators) -> None:
