@@ -49,7 +49,8 @@ class Future:
 
     def __init__(self, elsewhere: Elsewhere, future: Any) -> None:
         self._elsewhere, self._future = elsewhere, future
-        self.done, self.peer = future.done, future.peer
+        self.peer = future.peer
+        self.done = functools.partial(elsewhere.call, future.done)  # a future of asyncio is for its event loop only
         self.cancelled = future.delivery.cancelled  # what left too late is cancelled here, and delivered there
         self.cancel = functools.partial(elsewhere.call, future.cancel)
 
