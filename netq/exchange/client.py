@@ -226,11 +226,16 @@ class Client:
             self.unserve(service)
         for each in self._ended:
             each.wait(deadline)
+        self._uplink.wait_for_answers(self._longest_wait(deadline))
         with self._uplink.turns.held():  # so that the communicator has been replaced, or is not any more
             queue = self._uplink.queue
             self._uplink.is_over = True
         queue.close(_left(deadline))
         self._thread.join(_left(deadline))
+
+    def _longest_wait(self, deadline: float) -> float:
+        """Return how long an end waits for answers: the server may be no exchange."""
+        return max(0.0, min(self._options.connection.linger, deadline - time.monotonic()))
 
     # Events: in the communicator's loop.
 
@@ -264,6 +269,7 @@ class Client:
 
     def _process_ends(self) -> None:
         self._closing.set()
+        self._uplink.wait_for_answers(self._longest_wait(math.inf))
         self._uplink.is_over = True
         if self._uplink.queue._endpoint.over:  # nothing but the client's thread ends what waits for the next exchange
             self._thread.join(_GOODBYE)

@@ -14,7 +14,7 @@ from typing import Any
 
 from netq.core import Communicator, check_timeout
 from netq.exchange.envelope import Envelope, Kind
-from netq.io.condition import bounded
+from netq.io.condition import Condition, bounded
 from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.runtime.delivery import Delivery, Guard
@@ -140,7 +140,7 @@ class Answer(Future[Any]):
 def _call(callback: Callable[[Future[Any]], object], future: Answer) -> None:
     try:
         callback(future)
-    except Exception as error:
+    except BaseException as error:  # the user's code: not even sys.exit keeps the next one from its call
         if raised_by_handler(error) is not None:  # it interrupts our caller, who happens to be here
             raise
         log.exception("a callback of a future failed")
@@ -200,6 +200,7 @@ class Requests:
         self._last = 0  # the number of the last request
         self._open: dict[int, Request] = {}
         self._acknowledged = 0  # publications up to this number are settled. Used by the client's thread
+        self._settled = Condition()
 
     def add(self, request: Request) -> int:
         """Add a request, and return its number. For one thread at a time."""
@@ -221,9 +222,20 @@ class Requests:
         """Return whether an exchange has got one that it answers at once."""
         return any(each.envelope.kind not in _MAY_WAIT for each in self.delivered())
 
+    def wait(self, is_over: Callable[[], bool], timeout: float | None) -> None:
+        """Wait until all that an exchange answers at once is settled, or `is_over()`."""
+
+        def is_settled() -> bool:
+            found = (self._open.get(number) for number in list(self._open))
+            return is_over() or not any(each and each.envelope.kind not in _MAY_WAIT for each in found)
+
+        self._settled.wait(is_settled, timeout)
+
     def forget(self, request: Request) -> bool:
         """Remove a request; return whether it was open."""
-        return self._open.pop(request.number, None) is request
+        was_open = self._open.pop(request.number, None) is request
+        self._settled.notify()
+        return was_open
 
     def settle(self, request: Request, result: Any = None, error: Exception | None = None) -> None:
         """Settle a request, unless it is."""

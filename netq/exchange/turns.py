@@ -51,11 +51,15 @@ class Turns:
         lock = self._lock
         while self._waiting and not is_owned(lock):
             try:
-                if not lock.acquire(blocking=False):
-                    break
-                self._run_all()
-            finally:
-                let_go(lock)
+                try:
+                    if not lock.acquire(blocking=False):
+                        break
+                    self._run_all()
+                finally:
+                    let_go(lock)
+            except BaseException:
+                let_go(lock)  # a signal handler may have raised in the `finally`
+                raise
         self._run_later()
 
     def _run_all(self) -> None:
@@ -63,9 +67,20 @@ class Turns:
             self._waiting.popleft()()
 
     def _run_later(self) -> None:
-        functions = self._later.functions
-        while functions and not is_owned(self._lock):
-            functions.popleft()()
+        # One of them that adds others leaves these to this loop, instead of running them on top of itself.
+        later = self._later
+        if later.is_running:
+            return
+        try:
+            try:
+                later.is_running = True
+                while later.functions and not is_owned(self._lock):
+                    later.functions.popleft()()
+            finally:
+                later.is_running = False
+        except BaseException:
+            later.is_running = False  # as above
+            raise
 
 
 class _Later(threading.local):
@@ -73,3 +88,4 @@ class _Later(threading.local):
 
     def __init__(self) -> None:
         self.functions: deque[Callable[[], object]] = deque()
+        self.is_running = False

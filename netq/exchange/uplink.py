@@ -278,6 +278,11 @@ class Uplink:
             functools.partial(self._session_over, exchange)
         )  # in turn: the delivery of each request is known
 
+    def wait_for_answers(self, timeout: float | None) -> None:
+        """Wait until the exchange has answered all that it answers at once, while it is connected."""
+        endpoint = self.queue._endpoint
+        self._requests.wait(lambda: (server := endpoint.only) is None or server.link is None, timeout)
+
     # For the client's thread, while it holds `turns`.
 
     def close(self, timeout: float) -> None:

@@ -250,6 +250,7 @@ class Peer:
         if self.link is not None:
             self._drop(self.link, Code.SUPERSEDED, "a newer link has taken the session over")
         self.link = link
+        self._link_valid_until = math.inf
         self._address = link.address
         self._tick(link)
 
@@ -397,7 +398,8 @@ class Peer:
     def _opened(self, link: Link, *, resumed: bool) -> None:
         self._stop_expiry()
         self._tick(link)  # from now on for the heartbeat
-        # The wall clock counts now, as it did in the handshake: one that is set later ends no link.
+        # After that: a link that expires now has opened first. The wall clock counts now, as it did in the handshake:
+        # one that is set later ends no link.
         left = min((certificate.not_after - time.time() for certificate in certificates_of(link)), default=math.inf)
         self._link_valid_until = time.monotonic() + left
         if not resumed and self._reported_id is not None:
@@ -500,7 +502,8 @@ class Peer:
     def _tick(self, link: Link) -> None:
         now = time.monotonic()
         if self.link is link and link.connection.open and now >= self._link_valid_until:
-            error = SecurityError("the certificate of this link's peer has expired; renew it, and the session goes on")
+            whose = "client" if self._listener.is_server else "server"
+            error = SecurityError(f"the {whose}'s certificate has expired; renew it, and the session goes on")
             self._lost(link, error, Code.REFUSED)
         elif self.link is link and now >= link.connection.deadline():
             self.handle(link, link.connection.tick(now))

@@ -344,6 +344,30 @@ def test_client_may_be_closed_in_its_function(site: Site, log: LogRecorder) -> N
     assert not log.having("failed")
 
 
+def test_a_client_that_closes_waits_for_answers(site: Site) -> None:
+    exchange = site.exchange()
+    client = Client(options_at(exchange.netloc, connection=ConnectionOptions(linger=LIMIT)))
+    with exchange._lock:
+        future = client.publish("a", 1)
+        while not client._uplink._requests.delivered():
+            os.sched_yield()
+        closing = threading.Thread(target=client.close, args=(LIMIT,))
+        closing.start()
+        while not client._uplink._requests._settled._waiters:
+            os.sched_yield()
+    closing.join(LIMIT)
+    assert future.exception(0) is None
+
+
+def test_a_client_that_closes_does_not_wait_for_what_is_no_exchange() -> None:
+    with plain_server() as server:
+        client = Client(options_at(server.netloc))
+        future = client.publish("a", 1)
+        server.get(timeout=LIMIT)
+        client.close(LIMIT)
+        assert isinstance(error(future), netq.Closed)
+
+
 def test_inbox_is_bounded_in_bytes(site: Site) -> None:
     exchange = site.exchange()
     slow, publisher = site.client(exchange, inbox_memory=5_000), site.client(exchange)

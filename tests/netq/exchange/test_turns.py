@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
+from typing import Any
 
 import pytest
 
+from netq.exchange import turns as module
 from netq.exchange.turns import Turns
 from netq.testing.fixtures import LIMIT
+from tests.netq.interrupting import interrupted
 
 
 def test_function_that_is_added_in_a_turn_runs_after_it() -> None:
@@ -75,3 +80,29 @@ def test_what_is_added_for_later_runs_out_of_turn_in_its_thread() -> None:
     go_on.set()
     other.join(LIMIT)
     assert seen == ["turn", "held", "later"]
+
+
+def test_what_is_added_for_later_by_another_one_runs_after_it() -> None:
+    turns, seen = Turns(), list[int]()
+
+    def again(left: int) -> None:
+        if left:
+            turns.add_later(functools.partial(again, left - 1))
+        seen.append(left)
+
+    turns.add_later(functools.partial(again, 2000))  # more than the interpreter nests
+    assert seen == [*reversed(range(2001))]
+
+
+@pytest.mark.parametrize("add", [Turns.add, Turns.add_later])
+def test_exception_at_any_point_leaves_the_turn_to_the_next(add: Any) -> None:
+    for left in itertools.count():
+        turns, seen = Turns(), list[int]()
+        more = interrupted(left, functools.partial(add, turns, lambda: None), module)
+        other = threading.Thread(target=turns.add, args=(functools.partial(seen.append, 1),))
+        other.start()
+        other.join(LIMIT)
+        turns.add_later(functools.partial(seen.append, 2))
+        assert seen == [1, 2], left
+        if not more:
+            break

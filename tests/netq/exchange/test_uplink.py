@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, cast
+
+import pytest
 
 import netq
 from netq.core import Communicator
@@ -203,9 +206,10 @@ def test_each_callback_is_called_once() -> None:
         assert seen.empty()
 
 
-def test_callback_that_fails_is_told_by_the_log_of_netq(log: LogRecorder) -> None:
+@pytest.mark.parametrize("fails", [lambda _: 1 // 0, lambda _: sys.exit(1)])
+def test_callback_that_fails_is_told_by_the_log_of_netq(log: LogRecorder, fails: Callable[[object], object]) -> None:
     future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), list[str]()
-    future.add_done_callback(lambda _: 1 // 0)
+    future.add_done_callback(fails)
     future.add_done_callback(lambda _: seen.append("called"))
     future.set_result(None)
     future.add_done_callback(lambda _: 1 // 0)

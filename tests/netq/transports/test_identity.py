@@ -408,6 +408,21 @@ def test_a_link_ends_when_a_certificate_expires_and_the_session_goes_on(
         at = time.time() + 10 * 86400
         patch.setattr(time, "time", lambda: at)
         proxy.cut()
-        log.wait("the certificate of this link's peer has expired; renew it")
+        log.wait("lost (the client's certificate has expired; renew it")
     client.put("after").result(LIMIT)
     assert server.get(timeout=LIMIT) == (IDS[0], "after")
+
+
+@tcp
+def test_the_link_after_one_that_expired_is_valid(
+    communicators: Communicators, authority: Authority, log: LogRecorder
+) -> None:
+    server = communicators.server(security=authority.server(), heartbeat=0.05)
+    client = communicators.client(server.netloc, security=authority.client(IDS[0]))
+    introduce(server, client)
+    (peer,) = server._endpoint.peers.values()
+    peer._link_valid_until = 0.0
+    log.wait("lost (the client's certificate has expired; renew it")
+    client.put("after").result(LIMIT)
+    assert server.get(timeout=LIMIT) == (IDS[0], "after")
+    assert len(log.having("lost (the client's certificate has expired")) == 1

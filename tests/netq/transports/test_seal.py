@@ -220,7 +220,7 @@ def test_a_link_ends_when_a_certificate_expires_and_the_session_goes_on(
         at = time.time() + 10 * 86400
         patch.setattr(time, "time", lambda: at)
         proxy.cut()
-        log.wait("the certificate of this link's peer has expired; renew it")
+        log.wait("lost (the client's certificate has expired; renew it")
     client.put("after").result(LIMIT)
     assert server.get(timeout=LIMIT) == (IDS[0], "after")
 
