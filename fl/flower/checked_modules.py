@@ -1,6 +1,7 @@
 """Imports the modules of an app from bytes whose signature was checked, whatever else is in its folder by then.
 
-Python would also run what is not signed there: `__pycache__`, extension modules, files that came after the check.
+Python would also run what is not signed there: `__pycache__`, extension modules, files that came after the check. And
+what reads a module's source again would read the folder: so no path of a module is that of a file.
 Processes that multiprocessing starts get the finder, too. Used by fl/flower/signed_app.py. Reads no file.
 """
 
@@ -53,8 +54,8 @@ class CheckedModules(MetaPathFinder, InspectLoader):
             return None
         self._loaded.add(fullname)
         # A package has no folder where Python's own finders could look for modules: its __path__ is empty.
-        spec = ModuleSpec(fullname, self, origin=str(self._folder / found.name), is_package=found.is_package)
-        spec.has_location = True  # for __file__
+        spec = ModuleSpec(fullname, self, origin=self._path(found), is_package=found.is_package)
+        spec.has_location = True  # for __file__, without which `inspect` and torch.jit have no source
         return spec
 
     def is_package(self, fullname: str) -> bool:
@@ -64,11 +65,15 @@ class CheckedModules(MetaPathFinder, InspectLoader):
     def get_code(self, fullname: str) -> CodeType:
         """See InspectLoader."""
         found = self._module(fullname)
-        return self.source_to_code(found.source, str(self._folder / found.name))
+        return self.source_to_code(found.source, self._path(found))
 
     def get_source(self, fullname: str) -> str:
         """See InspectLoader."""
         return importlib.util.decode_source(self._module(fullname).source)
+
+    def _path(self, found: _Source) -> str:
+        """Return a path where no file can be: `linecache` prefers a file to `get_source`."""
+        return f"{self._entry}/{found.name}"
 
     def _module(self, fullname: str) -> _Source:
         found = self._find(fullname)

@@ -108,7 +108,7 @@ class ReceivedApps:
         if not is_stored(self._folder, version):
             return False
         try:
-            self._load_signed(self._folder / version)
+            self._load_signed(self._folder / version, version)
         except (SecurityError, OSError) as error:  # the author's certificate has changed, or the files have
             log.warning("the app %s is refused: %s", version, error)
             return False
@@ -126,7 +126,7 @@ class ReceivedApps:
         if not is_stored(self._folder, version):
             return None
         try:
-            app = self._load_signed(folder)
+            app = self._load_signed(folder, version)
         except SecurityError:
             shutil.rmtree(folder)
             raise
@@ -149,20 +149,20 @@ class ReceivedApps:
                 (new / path).parent.mkdir(parents=True, exist_ok=True)
                 _write(new / path, content)
             _write(new / NAME, _text(_digest(app.files), app.signature))
-            version = self._load_signed(new).version
-            if version != app.version:
-                raise SecurityError(f"its files are those of {version}")
+            self._load_signed(new, app.version)
             shutil.rmtree(self._folder / app.version, ignore_errors=True)  # refused by `client_app`
             new.rename(self._folder / app.version)
         self._remove_old(app.version)
 
-    def _load_signed(self, path: Path) -> AppFolder:
-        """Read an app's folder and check the signature of what was read. Raises SecurityError, OSError."""
+    def _load_signed(self, path: Path, version: str) -> AppFolder:
+        """Read an app's folder, and check the signature and version of what was read. Raises SecurityError, OSError."""
         try:
             folder = AppFolder.load(path)
             self._check(SignedApp.load(folder))
         except InvalidOption as error:
             raise SecurityError(str(error)) from None
+        if folder.version != version:
+            raise SecurityError(f"its files are those of {folder.version}")
         return folder
 
     def _check(self, app: SignedApp) -> None:

@@ -18,9 +18,11 @@ A function is never called and never a value. For a class that fits nowhere, Pic
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import enum
 import functools
+import pickle
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -34,6 +36,7 @@ from netq.utils.data_values import ALIASES, VALUES, Builder, is_dtype
 
 _NAME = 100  # characters: a longer name is shortened in errors, because a peer supplied it
 _COMBINED = 4096  # combinations of flags: their class keeps each for ever, in a dict of numbers that peers choose
+_ADVICE = "Send plain values or arrays of numbers"
 _HINT = (
     "make it a dataclass; or define __setstate__ or __reduce__, and allow the class by its own name; or give "
     "PickleSerializer `dump` and `load` for it"
@@ -115,19 +118,26 @@ class Sent:
         self._is_named = False  # no class has come since that object: the next one may be named for it
 
     def reduce(self, value: Any) -> Any:
-        """Do as `forms.reduce`. Raises SerializationError, which names the class or the dtype."""
+        """Do as `forms.reduce`, and as pickle itself. Raises SerializationError, which names the class or the dtype."""
         if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
             self._check(value)
-        else:
-            self._kind = kind = type(value)
-            self._is_named = True
-            dtype = forms.dtype_of(value)
-            if dtype is not None and not is_dtype(dtype.str if forms.is_plain(dtype) else dtype):
-                raise SerializationError(
-                    f"put: a {kind.__module__}.{kind.__qualname__} of dtype {dtype}; a PickleSerializer with `allow` "
-                    "takes numbers, bools, dates, and texts of a fixed size: convert it, or send its columns one by one"
-                )
-        return forms.reduce(value)
+            return forms.reduce(value)
+        self._kind = kind = type(value)
+        self._is_named = True
+        dtype = forms.dtype_of(value)
+        if dtype is not None and not is_dtype(dtype.str if forms.is_plain(dtype) else dtype):
+            raise SerializationError(
+                f"put: a {kind.__module__}.{kind.__qualname__} of dtype {dtype}; a PickleSerializer with `allow` "
+                "takes numbers, bools, dates, and texts of a fixed size: convert it, or send its columns one by one"
+            )
+        form = forms.reduce(value)
+        if form is not NotImplemented:
+            return form
+        own = copyreg.dispatch_table.get(kind)
+        form = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if own is None else own(value)
+        if isinstance(form, str):  # pickle sends only the name, and what is no class and no function is not found by it
+            raise _unloadable(kind, f"a message names {form}, which is a {kind.__name__}; expected a class of data")
+        return form
 
     def _check(self, named: Any) -> None:
         is_value, self._is_named = isinstance(named, type) and not self._is_named, False
@@ -139,13 +149,17 @@ class Sent:
             sent = self._kind if self._kind is not None and not isinstance(named, type) else named
             is_form = named.__module__ == forms.__name__ and named not in (forms.array, forms.scalar)
             why = "`allow` cannot allow it" if is_form else error
-            advice = "Send plain values or arrays of numbers"
+            advice = _ADVICE
             if "which `allow` refuses" in str(why) and isinstance(named, type):
                 advice += ", or a dataclass that `allow` names, or give PickleSerializer `dump` and `load` for it"
-            raise SerializationError(
-                f"put: a {sent.__module__}.{sent.__qualname__}, which `load` of this PickleSerializer would refuse: "
-                f"{why}. {advice}"
-            ) from error
+            raise _unloadable(sent, why, advice) from error
+
+
+def _unloadable(sent: Any, why: object, advice: str = _ADVICE) -> SerializationError:
+    return SerializationError(
+        f"put: a {sent.__module__}.{sent.__qualname__}, which `load` of this PickleSerializer would refuse: "
+        f"{why}. {advice}"
+    )
 
 
 def _find(module: str, name: str) -> Any:

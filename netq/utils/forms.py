@@ -106,7 +106,8 @@ def _numpy(value: Any) -> Any:
     if isinstance(value, numpy.dtype):
         return _numpy_dtype(numpy, value)
     if isinstance(value, numpy.generic) and type(value) is value.dtype.type and not value.dtype.hasobject:
-        return scalar, (_dtype(value.dtype), value.tobytes())
+        dtype = dtype_of(value)
+        return scalar, (_dtype(dtype), value.tobytes() or bytes(dtype.itemsize))
     return NotImplemented
 
 
@@ -127,9 +128,14 @@ def _numpy_dtype(numpy: Any, dtype: Any) -> Any:
 
 
 def dtype_of(value: Any) -> Any:
-    """Return the dtype of an array, a subclass of it, or a scalar; None for all else."""
+    """Return the dtype of an array, a subclass of it, or a scalar; None for all else.
+
+    That of an empty text has one character, as in an array of numpy: a size of 0 stands for any size.
+    """
     numpy = sys.modules.get("numpy")
-    return value.dtype if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) else None
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+        return None
+    return value.dtype if value.dtype.itemsize else numpy.asarray(value).dtype
 
 
 def is_plain(dtype: Any) -> bool:

@@ -8,7 +8,8 @@
     project   pyproject.toml names another app, until the files are read whose signature is checked
     more      a module comes after the check
     late      a module changes between the check and its import
-    spawn     the same, in a process that the app starts by multiprocessing; and so for fork and forkserver
+    source    as late, and the app compiles the module's source again, as torch.jit.script does
+    spawn     as late, in a process that the app starts by multiprocessing; and so for fork and forkserver
 
 For each: its seconds; by how many MiB the process grows, at most; what of the attacker came through; and what the
 honest side got. Each runs in a process of its own. Those of apps need Flower.
@@ -36,6 +37,7 @@ from tests.attacks.serialisers import _peak
 
 NAMES = ("k\nExecStartPre=+true\n#", "k\rUser=root", "k\\", "k\u2028User=root", "k %n $HOME", "k ", "k\x7f")
 APP = """
+import inspect
 import multiprocessing
 
 
@@ -50,6 +52,12 @@ def work():
 def client(message, context):
     if message is None:
         return work()
+    if message == "source":
+        from farm import task
+
+        scope = {{}}
+        exec(inspect.getsource(task), scope)
+        return scope["value"]
     with multiprocessing.get_context(message).Pool(1) as pool:
         return pool.apply(work)
 
@@ -173,6 +181,7 @@ APPS: dict[str, Callable[[Path], Found]] = {
     "project": partial(app, project, nothing, None),
     "more": partial(app, nothing, more, None),
     "late": partial(app, nothing, late, None),
+    "source": partial(app, nothing, late, "source"),
     **{start: partial(app, nothing, late, start) for start in ("fork", "forkserver", "spawn")},
 }
 ATTACKS = {"unit": unit, **APPS}

@@ -164,6 +164,19 @@ def test_folder_on_the_board_is_checked_again(author: Author) -> None:
         assert value_of(federation.query(id)[id]) == 1
 
 
+def test_another_signed_version_is_not_the_one_that_is_asked_for(author: Author, log: LogRecorder) -> None:
+    board = author.board()
+    new, old = author.signed(2), author.signed(1)
+    board.store(old)
+    stored = (author.folder / "apps" / old.version).rename(author.folder / "apps" / new.version)
+    assert not board.has(new.version)
+    assert log.having(f"{new.version} is refused: its files are those of {old.version}")
+    with pytest.raises(netq.SecurityError, match=f"its files are those of {old.version}"):
+        board.client_app(new.version)
+    assert "farm.app" not in sys.modules
+    assert not stored.exists()
+
+
 def test_old_versions_are_removed(author: Author) -> None:
     board = author.board()
     versions = []

@@ -10,6 +10,7 @@ import json
 import pathlib
 import pickle
 import sys
+import typing
 import uuid
 from typing import Any
 
@@ -121,6 +122,13 @@ REFUSED = {
     "a path": (pathlib.PurePosixPath("a"), r"a pathlib\..*PurePosixPath.*would refuse"),
     "an array": (array.array("d", [1.0]), r"a array\.array.*would refuse"),
     "a function": (sys.exit, r"a sys\.exit, which `load`"),
+    "a value by its name": (
+        ...,
+        r"a builtins\.ellipsis, which `load` .* names Ellipsis, which is a ellipsis; expected",
+    ),
+    "NotImplemented": (NotImplemented, r"names NotImplemented"),
+    "a function of arrays": (np.add, r"a numpy\.ufunc, which `load` .* names add"),
+    "a type variable": (typing.AnyStr, r"a typing\.TypeVar, which `load` .* names AnyStr"),
 }
 
 
@@ -139,6 +147,13 @@ def test_long_scalars_of_numpy_arrive(size: int) -> None:
         assert (type(arrived), arrived) == (type(value), value)
     with pytest.raises(SerializationError, match=r"a numpy\.str_ of dtype <U1000000"):
         data.dump(np.str_("x" * 1_000_000))
+
+
+@pytest.mark.parametrize("serializer", [trusting, data], ids=["trusting", "data"])
+def test_empty_scalars_of_numpy_arrive(serializer: PickleSerializer) -> None:
+    for value in (np.str_(""), np.bytes_(b"")):
+        arrived = serializer.load(received(serializer.dump([value])))[0]
+        assert (type(arrived), arrived) == (type(value), value)
 
 
 def test_put_refuses_a_class_as_a_value() -> None:
