@@ -81,8 +81,8 @@ class _NoLock:
         pass
 
 
-# The condition of each future that is done, in a fork. Nothing changes there, so no thread need wait for another: neither
-# for one of the parent, which may have held the condition there was, nor for one in which `wait` has failed.
+# The condition of each future that is done, in a fork. Nothing changes there, so no thread need wait for another:
+# neither for one of the parent, which may have held the condition there was, nor for one in which `wait` has failed.
 IN_FORK = threading.Condition(cast(Any, _NoLock()))
 
 
@@ -319,7 +319,7 @@ class Delivery(Outgoing, Future[None]):
 
     def _end_for_library(self, state: str) -> None:
         """Be done for concurrent.futures too, which has made the condition."""
-        with self._made:
+        with self._made_lock:  # not `_made`, whose `__enter__` a signal handler can leave with the lock held
             if self._state is PENDING:
                 for waiter in self._waiters:
                     if state is _CANCELLED:
@@ -372,7 +372,8 @@ class Delivery(Outgoing, Future[None]):
             if self.guard.forked:
                 return IN_FORK
             if self._made is None:
-                self._made = threading.Condition()
+                self._made_lock = threading.RLock()
+                self._made = threading.Condition(self._made_lock)
             made: threading.Condition = self._made
             return made
 
