@@ -17,7 +17,7 @@ from netq.exchange.envelope import Envelope, Kind
 from netq.io.condition import Condition, bounded
 from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
-from netq.runtime.delivery import Delivery, Guard
+from netq.runtime.delivery import IN_FORK, Delivery, Guard
 from netq.runtime.undelivered import Undelivered, Unseen
 
 _MAY_WAIT = (Kind.PUSH, Kind.CALL)  # requests that an exchange need not answer soon
@@ -51,6 +51,7 @@ class Answer(Future[Any]):
         self._guard = guard
         self._looked_at = False  # the user has asked how it ends, before it did
         self._unseen: Unseen | None = None  # it has failed, and the user has not looked at it
+        self._settler: int | None = None  # the thread that settles it
         super().__init__()
 
     def __repr__(self) -> str:  # that of Future locks the condition
@@ -94,9 +95,13 @@ class Answer(Future[Any]):
         finally:
             del self  # the traceback refers to this frame: avoid the cycle
 
+    def begin_to_settle(self) -> bool:
+        """Note that this thread settles it, for which it locks the condition. Returns whether it is to be settled."""
+        self._settler = threading.get_ident()
+        return self.set_running_or_notify_cancel()
+
     def fail(self, error: Exception, ledger: Undelivered) -> None:
         """Have an error. The ledger is told that, and also if the user drops this without a look."""
-        self._looked_at = self._looked_at or bool(self._waiters)  # of `wait` and `as_completed`
         self.set_exception(error)  # before this is unseen: it locks the condition
         self._unseen = ledger.failed(None, error, looked_at=self._looked_at)
         if self._looked_at:  # perhaps only now
@@ -112,12 +117,10 @@ class Answer(Future[Any]):
     @property
     def _condition(self) -> threading.Condition:
         """The condition that all of concurrent.futures locks, also `wait` and `as_completed`."""
-        if self._unseen is not None:
+        if threading.get_ident() != self._settler:
             self.look()
         self._check_not_forked()
-        if self._guard.forked:  # a thread of the parent may hold the one that there is
-            return threading.Condition(self._guard.lock)
-        return self._made
+        return IN_FORK if self._guard.forked else self._made
 
     @_condition.setter
     def _condition(self, made: threading.Condition) -> None:
@@ -182,7 +185,7 @@ class Request:
         if error is not None and self.failed is not None and self.failed(error):
             self.future.look()
         try:
-            if not self.future.set_running_or_notify_cancel():
+            if not self.future.begin_to_settle():
                 return
             if error is None:
                 self.future.set_result(result)

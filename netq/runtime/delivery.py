@@ -6,6 +6,7 @@ A message to one peer is one Delivery. For several peers there is a Delivery for
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -65,6 +66,26 @@ class Guard(Protocol):
         """See Baton."""
 
 
+class _NoLock:
+    """A lock that all threads have."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+    __enter__ = acquire
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+# The condition of each future that is done, in a fork. Nothing changes there, so no thread need wait for another:
+# neither for one of the parent, which may have held the condition there was, nor for one in which `wait` has failed.
+IN_FORK = threading.Condition(cast(Any, _NoLock()))
+
+
 class Delivery(Outgoing, Future[None]):
     """Done when the peer holds the message: then the data may be changed again.
 
@@ -113,23 +134,37 @@ class Delivery(Outgoing, Future[None]):
         # perhaps packed its header. The lock is reentrant and would not keep the handler out.
         if is_owned(self.guard.lock):
             return self.cancelled()
-        recalls: list[Callable[..., object] | None] = []
-        self.guard.try_hold(functools.partial(self._withdraw, recalls), max(0.0, deadline - time.monotonic()))
-        if not recalls:
-            return self.cancelled()
-        if self._made is not None:
-            self._end_for_library(_CANCELLED)
-        if recalls[0] is not None:
-            recalls[0](self)
+        self.guard.try_hold(self._withdraw, max(0.0, deadline - time.monotonic()))
+        if _CANCELLED not in (self._state, self._ending):
+            return False
+        self._tell_withdrawn()
         self.guard.run_late_deferred()
         return True
 
-    def _withdraw(self, recalls: list[Callable[..., object] | None]) -> None:
+    def _withdraw(self) -> None:
         if self._state is PENDING and not (self.left or self._ending):
+            self.guard.defer(self._finish_withdrawal)  # before all changes: a signal handler may raise at any of them
             self.withdraw()
-            recalls.append(self._recall)
-            self._recall = None
             self._end(_CANCELLED)
+
+    def _finish_withdrawal(self) -> None:
+        """Do what the thread that cancels has not done, if it was interrupted. Harmless if it was not."""
+        if not self.guard.try_hold(self._end_withdrawn):
+            self.guard.defer(self._finish_withdrawal)
+        elif _CANCELLED in (self._state, self._ending):
+            self._tell_withdrawn()
+
+    def _end_withdrawn(self) -> None:
+        if self.withdrawn and self._exception is None:
+            self._end(_CANCELLED)
+
+    def _tell_withdrawn(self) -> None:
+        """Be done for concurrent.futures too, and recall the message. Without the baton. Harmless if repeated."""
+        if self._made is not None:
+            self._end_for_library(_CANCELLED)
+        if (recall := self._recall) is not None:
+            recall(self)
+            self._recall = None
 
     def __repr__(self) -> str:  # that of Future locks the condition
         error = "" if self._exception is None else f" raised {type(self._exception).__name__}"
@@ -249,10 +284,9 @@ class Delivery(Outgoing, Future[None]):
         self.guard.run_late_deferred()
 
     def _take_outcome(self) -> None:
-        if self._state is PENDING:
-            errors = [error for future in self.futures if (error := future._exception)]
-            self._exception = errors[0] if errors else None
-            self._end(_CANCELLED if all(future.cancelled() for future in self.futures) else FINISHED)
+        errors = [error for future in self.futures if (error := future._exception)]
+        self._exception = errors[0] if errors else None
+        self._end(_CANCELLED if all(future.cancelled() for future in self.futures) else FINISHED)
 
     def _hold(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` with the baton: now, or in the loop's thread if another one has it for long."""
@@ -264,32 +298,37 @@ class Delivery(Outgoing, Future[None]):
         # Most deliveries have no condition: then to be done is one store. Otherwise a thread in concurrent.futures.wait
         # may hold the condition, for long if it was descheduled. The holder of the baton must not wait for it, so the
         # loop's thread changes the state afterwards, without the baton; `_ending` keeps a second outcome away until
-        # then. A callback is deferred before it is removed: after an exception in between it is called twice, not
-        # never.
+        # then. All is deferred before it is noted, and only what runs later removes a callback from the list: after an
+        # exception in between, a second call of this defers it again, and a callback is still called once.
         if self._made is None:
             if self._state is PENDING:
                 self._state = state
         elif self._state is PENDING and not self._ending:  # deferred: another thread may hold the condition for long
-            self._ending = state
             self.guard.defer(self._end_for_library, state)
+            self._ending = state
+        if self._listeners and self._state is not PENDING:  # otherwise _end_for_library comes back here
+            self.guard.defer(self._call_listeners)
+
+    def _call_listeners(self) -> None:
         while self._listeners:
-            self.guard.defer(_call, self._listeners[0], self)
-            del self._listeners[0]
+            try:
+                listener = self._listeners.pop(0)
+            except IndexError:  # another thread was faster
+                return
+            _call(listener, self)
 
     def _end_for_library(self, state: str) -> None:
         """Be done for concurrent.futures too, which has made the condition."""
-        with self._made:
-            if self._state is not PENDING:
-                return
-            self._state = state
-            for waiter in self._waiters:
-                if state is _CANCELLED:
-                    waiter.add_cancelled(self)
-                elif self._exception is not None:
-                    waiter.add_exception(self)
-                else:
-                    waiter.add_result(self)
-            self._made.notify_all()
+        with self._made_lock:  # not `_made`, whose `__enter__` a signal handler can leave with the lock held
+            if self._state is PENDING:
+                for waiter in self._waiters:
+                    if state is _CANCELLED:
+                        waiter.add_cancelled(self)
+                    elif self._exception is not None:
+                        waiter.add_exception(self)
+                    else:
+                        waiter.add_result(self)
+                self._state = state  # last: the loop's thread repeats this if the thread that cancels is interrupted
         self._hold(self._end, state)
 
     def _poll(self, wait_lock: threading.Lock, deadline: float) -> None:
@@ -314,8 +353,9 @@ class Delivery(Outgoing, Future[None]):
             self._listen(callbacks[0])
 
         def unsubscribe() -> None:
-            if callbacks and self._listeners and callbacks[0] in self._listeners:
-                self._listeners.remove(callbacks[0])
+            if callbacks and self._listeners:
+                with contextlib.suppress(ValueError):  # it has been called, or is just now
+                    self._listeners.remove(callbacks[0])
 
         leave = functools.partial(self._hold, unsubscribe)
         return self.done() or guard.wait(self.done, deadline, subscribe, leave, "result")
@@ -329,10 +369,11 @@ class Delivery(Outgoing, Future[None]):
         with self.guard.lock:
             if not hasattr(self, "_waiters"):
                 self._waiters: list[Any] = []
-            if self.guard.forked:  # a thread of the parent may hold the condition that there is
-                return threading.Condition(self.guard.lock)
+            if self.guard.forked:
+                return IN_FORK
             if self._made is None:
-                self._made = threading.Condition()
+                self._made_lock = threading.RLock()
+                self._made = threading.Condition(self._made_lock)
             made: threading.Condition = self._made
             return made
 

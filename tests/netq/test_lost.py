@@ -267,6 +267,27 @@ def test_futures_of_the_parent_raise_in_a_fork() -> None:
         client.close(0)
 
 
+def test_a_wait_that_fails_in_a_fork_keeps_no_lock_of_those_that_were_done() -> None:
+    client = loopback.Client(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 1)))
+    futures = [client.put(number) for number in range(3)]
+    done = min(futures, key=id)  # concurrent.futures locks them in this order
+    assert done.cancel()
+
+    def check() -> None:
+        with pytest.raises(RuntimeError, match="make a new one after the fork"):
+            concurrent.futures.wait(futures)
+        waited: list[object] = []
+        thread = threading.Thread(target=lambda: waited.append(concurrent.futures.wait([done]).done), daemon=True)
+        thread.start()
+        thread.join(LIMIT)
+        assert waited == [{done}]
+
+    try:
+        in_child(check)
+    finally:
+        client.close(0)
+
+
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_a_copy_that_is_collected_in_a_fork_leaves_the_parent_alone(server: Communicator) -> None:
     client = client_of(server)

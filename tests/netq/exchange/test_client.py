@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -487,6 +487,29 @@ def test_future_in_a_fork_does_not_wait_for_a_lock_of_the_parent(site: Site) -> 
     assert said == "(True, None, None)"
 
 
+def test_wait_that_fails_in_a_fork_keeps_no_lock_of_those_that_were_done(site: Site) -> None:
+    client = site.client(site.exchange())
+    futures = [client.push("a", number) for number in range(2)]
+    published = [client.publish("a", number) for number in range(2)]
+    for future in published:
+        done(future)
+    # concurrent.futures locks them in the order of their ids.
+    was_done = min(published, key=id)
+    while max(futures, key=id) is not max((*futures, was_done), key=id):
+        futures.append(client.push("a", 1))
+
+    def wait() -> list[object]:
+        with pytest.raises(RuntimeError, match="this process is a fork"):
+            concurrent.futures.wait([was_done, max(futures, key=id)])
+        results: list[object] = []
+        thread = threading.Thread(target=lambda: results.append(was_done.result()), daemon=True)
+        thread.start()
+        thread.join(LIMIT)
+        return results
+
+    assert in_a_fork(wait) == "[None]"
+
+
 def test_close_in_a_fork_does_nothing(site: Site) -> None:
     client = site.client(site.exchange())
     done(client.serve("s", abs))
@@ -630,6 +653,22 @@ def test_a_request_that_is_answered_before_its_future_is_dropped_tells_its_failu
     assert not log.having("'dropped'")
     del future
     log.wait("a message was not delivered, and its future was not looked at: publish: 'dropped'")
+
+
+def test_a_wait_that_times_out_is_a_look_at_how_a_request_ends(site: Site, log: LogRecorder) -> None:
+    exchange, ended = site.exchange(), threading.Event()
+    client, server = site.client(exchange), site.client(exchange)
+    go_on = threading.Event()
+    done(server.serve("first", lambda data: go_on.wait(LIMIT) and 1 / 0))
+    waited = client.call("first", 1)
+    assert concurrent.futures.wait([waited], 0).not_done == {waited}
+    cast(Any, waited)._done_callbacks.append(lambda future: ended.set())  # add_done_callback is a look
+    go_on.set()
+    assert ended.wait(LIMIT)
+    del waited
+    client.call("second", 1)
+    assert "second" in log.wait("its future was not looked at")
+    assert not log.having("its future was not looked at: first")
 
 
 def test_what_is_refused_for_good_is_told(site: Site, log: LogRecorder) -> None:

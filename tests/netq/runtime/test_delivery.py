@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 
 from netq.errors import Closed
-from netq.io.baton import Baton
+from netq.io.baton import Baton, is_owned
 from netq.io.loop import Loop
 from netq.protocol.codec import Outgoing, settle
 from netq.runtime.delivery import Copy, Delivery, Guard, gather
@@ -31,7 +31,7 @@ LIMIT = 20.0
 
 
 class AtOnce:
-    """A guard without a loop: what is to be done afterwards is done at once."""
+    """A guard without a loop: what is to be done afterwards is done at once, or when the lock is free."""
 
     wanted = False
     forked = False
@@ -40,12 +40,19 @@ class AtOnce:
         self.lock = threading.RLock()
         self.ledger = Undelivered(cast(Any, None))
         self.ledger.closing = True  # it has no loop to log in
+        self._afterwards: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
 
     def check_not_forked(self, what: str) -> None:
         pass
 
     def defer(self, function: Callable[..., object], *args: Any) -> None:
-        function(*args)
+        self._afterwards.append((function, args))
+        self.run_late_deferred()
+
+    def turn(self) -> None:
+        while self._afterwards:
+            function, args = self._afterwards.popleft()
+            function(*args)
 
     def wait_lock(self, name: str) -> threading.Lock:
         return threading.Lock()
@@ -56,10 +63,12 @@ class AtOnce:
     def try_hold(self, function: Callable[[], object], seconds: float = 0.0) -> bool:
         with self.lock:
             function()
+        self.run_late_deferred()
         return True
 
     def run_late_deferred(self) -> None:
-        pass
+        if not is_owned(self.lock):
+            self.turn()
 
     def stop_polling(self) -> None:
         pass
@@ -88,17 +97,8 @@ class AtOnce:
 class Later(AtOnce):
     """One whose loop is busy: what is to be done afterwards is done in the next turn."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._afterwards: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
-
-    def defer(self, function: Callable[..., object], *args: Any) -> None:
-        self._afterwards.append((function, args))
-
-    def turn(self) -> None:
-        while self._afterwards:
-            function, args = self._afterwards.popleft()
-            function(*args)
+    def run_late_deferred(self) -> None:
+        pass
 
 
 class Elsewhere(AtOnce):
@@ -136,6 +136,7 @@ def deliveries(guard: Guard | None = None) -> list[Delivery]:
 def ack(part: Delivery) -> None:
     with part.guard.lock:
         part.acked()
+    part.guard.run_late_deferred()
 
 
 def leave(part: Delivery) -> bool:
@@ -473,7 +474,7 @@ def test_a_callback_runs_exactly_once() -> None:
             return super().__enter__()
 
     assert part._condition
-    part._made = Watched()
+    cast(Any, part)._made_lock = Watched()
     leave(part)
     ack(part)
     assert states == ["PENDING"], "it is not done before it has the lock of the waiting threads"

@@ -19,6 +19,7 @@ import functools
 import gc
 import itertools
 import os
+import queue
 import random
 import signal
 import sys
@@ -27,6 +28,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -35,8 +37,9 @@ import pytest
 
 import netq
 from netq import Closed, CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose, SecurityOptions
-from netq.runtime.delivery import Delivery
+from netq.runtime.delivery import Delivery, gather
 from netq.security import certificates
+from netq.testing import loopback
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("python_codec")]
 
@@ -473,6 +476,48 @@ def test_a_close_that_is_interrupted_is_carried_on_by_the_next(record_property: 
 
     until_through(interrupt)
     total.report("close", record_property)
+
+
+@pytest.mark.parametrize("looked", [False, True], ids=["", "after futures.wait"])
+def test_a_cancel_that_is_interrupted_happens_or_not_but_not_by_halves(looked: bool, record_property: Record) -> None:
+    total = Total()
+    client = loopback.Client(
+        CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 1), connection=ConnectionOptions(**SOON))
+    )
+
+    def fail() -> None:
+        raise Interrupt
+
+    def interrupt(n: int) -> bool:
+        parts = [client.put(number) for number in range(2)]
+        whole, called = gather(client._baton, parts), queue.SimpleQueue[Any]()
+        if looked:
+            futures.wait([whole, *parts], 0)
+        for future in (whole, *parts):
+            future.add_done_callback(called.put)
+        wire = Tripwire(n, fail)
+        wire.run(whole.cancel)
+        total.counts["interrupts"] += wire.handled
+        for _ in range(3):  # turns of the loop: what was deferred has run
+            client._endpoint.home.ask(bool)
+        if any(part.withdrawn and not part.cancelled() for part in parts):
+            total.note("hanging", f"a part {wire.where}")
+        if not whole.cancel() or not whole.cancelled():  # carries on
+            total.note("hanging", f"the whole {wire.where}")
+        try:
+            if {called.get(timeout=LIMIT) for _ in range(3)} != {whole, *parts}:
+                total.note("twice", f"a callback {wire.where}")
+        except queue.Empty:
+            total.note("lost", f"a callback {wire.where}")
+        if any(part._recall for part in parts):
+            total.note("lost", f"a recall {wire.where}")
+        if not called.empty():
+            total.note("twice", f"a callback {wire.where}")
+        return wire.handled
+
+    until_through(interrupt)
+    client.close(0)
+    total.report("cancel", record_property)
 
 
 # What a handler may do instead.
