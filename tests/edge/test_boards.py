@@ -37,6 +37,8 @@ from netq.testing.fixtures import LIMIT
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "digits" / "client.toml"
+CLOSED = socket.socket()  # does not listen: a connection to it is refused, and no other process gets its port
+CLOSED.bind(("127.0.0.1", 0))
 RIGHT = {"boards": "8", "cpus": "0.25", "memory": "128M", "bandwidth": "1Mbit", "delay": "50ms"}
 
 
@@ -107,7 +109,13 @@ def test_signals_are_restored(capsys: pytest.CaptureFixture[str]) -> None:
 # The device's file.
 
 
-def write(folder: Path, more: str = "", host: str = "127.0.0.1", port: int = 51966, train: str = "numpy:mean") -> Path:
+def write(
+    folder: Path,
+    more: str = "",
+    host: str = "127.0.0.1",
+    port: int = CLOSED.getsockname()[1],
+    train: str = "numpy:mean",
+) -> Path:
     path = folder / "client.toml"
     text = f'[server]\nhost = "{host}"\nport = {port}\n[client]\ntrain = "{train}"\n[connection]\nretry_max = 0.1\n'
     path.write_text(text + more)
