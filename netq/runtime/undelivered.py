@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import Counter, deque
 
-from netq.errors import QueueFull
+from netq.errors import QueueFull, Refused
 from netq.io.loop import Loop
 from netq.log import log
 
@@ -25,6 +25,7 @@ _SHOWN = 3  # peers that the text of all names
 _MOST_NAMED = 1000  # peers that are counted one by one, however many come and go
 _OTHERS = "other peers"
 _Peer = uuid.UUID | None  # None: a server that was not reached yet
+_Key = tuple[_Peer | str, type[Exception]]
 
 
 class Unseen:
@@ -57,13 +58,13 @@ class Undelivered:
         self.tells = 0  # how often `text` has told all failures so far
         self._loop = loop
         # Peer, and how many have failed, are not looked at, and were dropped while it closes.
-        self._notes: deque[tuple[_Peer, int, int, int]] = deque()
+        self._notes: deque[tuple[_Peer | str, int, int, int]] = deque()
         self._count = 0
         self._unseen: Counter[_Peer | str] = Counter()
         self._lost: Counter[_Peer | str] = Counter()  # dropped while it closes
         self._dropped: deque[tuple[_Peer, Exception]] = deque()
         self._reports = False  # `_report` is going to run
-        self._periods: dict[tuple[_Peer | str, str], int] = {}  # failures since the last line about a peer
+        self._periods: dict[_Key, int] = {}  # failures since the last line about a peer
 
     def failed(self, peer: _Peer, error: Exception, *, looked_at: bool) -> Unseen | None:
         """Count a message. Return what its Delivery has to hold, if the user has not looked at it."""
@@ -96,8 +97,11 @@ class Undelivered:
     def text(self, server: str, *, kept: bool) -> str:
         """Return how many were lost unseen, and to whom; "" without any. At the end of `close`, once.
 
-        kept: also those whose futures the user may still look at. Otherwise those that were dropped during `close`.
+        kept: also those whose futures the user may still look at. Otherwise those that were dropped, and not told yet.
         """
+        for key, count in self._periods.items():
+            self._notes.append((key[0], 0, 0, count))
+            self._periods[key] = 0
         self.fold()
         found = Counter(self._unseen if kept else self._lost)
         others = found.pop(_OTHERS, 0)
@@ -129,7 +133,7 @@ class Undelivered:
         self._reports = False
         while self._dropped:
             peer, error = self._dropped.popleft()
-            key: tuple[_Peer | str, str] = (peer, type(error).__name__)
+            key: _Key = (peer, type(error))
             if key not in self._periods and len(self._periods) >= _MOST_PEERS:
                 key = _OTHERS, key[1]
             if key in self._periods:
@@ -138,14 +142,16 @@ class Undelivered:
                 self._periods[key] = 0
                 self._loop.at(time.monotonic() + _PERIOD, self._end_period, key)
                 # Deferred: without a loop a line is emitted at once, and no handler may run with the baton held.
-                self._loop.baton.defer(
-                    log.warning, "a message was not delivered, and its future was not looked at: %s", error
-                )
+                what = "request failed" if isinstance(error, Refused) else "message was not delivered"
+                self._loop.baton.defer(log.warning, "a %s, and its future was not looked at: %s", what, error)
 
-    def _end_period(self, key: tuple[_Peer | str, str]) -> None:
+    def _end_period(self, key: _Key) -> None:
+        peer, kind = key
         count = self._periods.pop(key)
-        if count and not self.closing:
+        if count and self.closing:
+            self._notes.append((peer, 0, 0, count))  # for `text`
+        elif count:
             self._periods[key] = 0
             self._loop.at(time.monotonic() + _PERIOD, self._end_period, key)
-            who = key[0] or "the server"
-            log.warning("%s: %d more messages were not delivered (%s); look at the futures of put", who, count, key[1])
+            what = "requests failed" if issubclass(kind, Refused) else "messages were not delivered"
+            log.warning("%s: %d more %s (%s); look at their futures", peer or "the server", count, what, kind.__name__)

@@ -637,7 +637,7 @@ def test_a_request_whose_future_is_dropped_tells_its_failure(site: Site, log: Lo
     concurrent.futures.wait([waited], LIMIT)
     del waited, kept
     client.publish("dropped", 1)
-    log.wait("a message was not delivered, and its future was not looked at: publish: 'dropped'")
+    log.wait("a request failed, and its future was not looked at: publish: 'dropped'")
     assert not log.having("'kept'")
     assert not log.having("'called back'")
     assert not log.having("'waited for'")
@@ -652,7 +652,7 @@ def test_a_request_that_is_answered_before_its_future_is_dropped_tells_its_failu
     assert future.done()
     assert not log.having("'dropped'")
     del future
-    log.wait("a message was not delivered, and its future was not looked at: publish: 'dropped'")
+    log.wait("a request failed, and its future was not looked at: publish: 'dropped'")
 
 
 def test_a_wait_that_times_out_is_a_look_at_how_a_request_ends(site: Site, log: LogRecorder) -> None:

@@ -104,6 +104,19 @@ def test_an_explicit_close_names_those_whose_futures_were_dropped() -> None:
     assert kept is not None
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_an_explicit_close_names_those_that_no_line_has_told_yet(log: LogRecorder, late: bool) -> None:
+    clock = Clock()
+    undelivered = Undelivered(cast(Any, clock))
+    for _ in range(3):
+        undelivered.failed(A, FULL, looked_at=False)
+    clock.turn()
+    undelivered.closing = True
+    clock.turn(11.0 if late else 0.0)
+    assert undelivered.text("", kept=False) == f"2 messages were not delivered: 2 to {A}"
+    assert len(log.having(NOT_LOOKED_AT)) == 1
+
+
 def test_text_names_three_peers() -> None:
     undelivered = Undelivered(cast(Any, Clock()))
     kept = [undelivered.failed(uuid.UUID(int=n), FULL, looked_at=False) for n in range(5) for _ in range(5 - n)]
@@ -148,7 +161,7 @@ def test_the_first_is_told_at_once_and_others_later(log: LogRecorder) -> None:
     clock.turn()
     assert len(log.having(NOT_LOOKED_AT)) == 2, "one for each reason"
     clock.turn(11.0)
-    assert log.having("more") == [f"{A}: 4 more messages were not delivered (QueueFull); look at the futures of put"]
+    assert log.having("more") == [f"{A}: 4 more messages were not delivered (QueueFull); look at their futures"]
     clock.turn(22.0)
     undelivered.failed(A, FULL, looked_at=False)
     clock.turn()
@@ -196,7 +209,7 @@ def test_a_future_that_is_looked_at_is_not_told(
     full.put("told", client)
     log.wait(NOT_LOOKED_AT)
     full.close(0)
-    assert full._endpoint.undelivered._periods == {(client, "QueueFull"): 0}, "one, and no further one"
+    assert full._endpoint.undelivered._periods == {(client, QueueFull): 0}, "one, and no further one"
 
 
 @pytest.mark.parametrize("peers", [1, 2])
