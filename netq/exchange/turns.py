@@ -68,19 +68,19 @@ class Turns:
 
     def _run_later(self) -> None:
         # One of them that adds others leaves these to this loop, instead of running them on top of itself.
+        # Whether any wait is tested again after that: a finalizer may have added one on top of the end of the loop.
         later = self._later
-        if later.is_running:
-            return
-        try:
+        while later.functions and not (later.is_running or is_owned(self._lock)):
             try:
-                later.is_running = True
-                while later.functions and not is_owned(self._lock):
-                    later.functions.popleft()()
-            finally:
-                later.is_running = False
-        except BaseException:
-            later.is_running = False  # as above
-            raise
+                try:
+                    later.is_running = True
+                    while later.functions and not is_owned(self._lock):
+                        later.functions.popleft()()
+                finally:
+                    later.is_running = False
+            except BaseException:
+                later.is_running = False  # as above
+                raise
 
 
 class _Later(threading.local):
