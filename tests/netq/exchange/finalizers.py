@@ -113,12 +113,21 @@ class Site:
             except IndexError:
                 self.stop.wait(0.01)
                 continue
-            try:
-                yield number, future.exception(LIMIT)
-            except TimeoutError as error:
-                yield number, error
+            yield number, self.error_of(future)
             if time.monotonic() >= until:
                 self.stop.set()
+
+    def error_of(self, future: Future[Any]) -> BaseException | None:
+        """Wait for a future. A job may be done by a finalizer: when nothing else runs any more, collect it here."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            if self.stop.is_set():
+                gc.collect()
+            try:
+                return future.exception(1.0)
+            except TimeoutError as error:
+                if time.monotonic() >= deadline:
+                    return error
 
 
 class Garbage:
