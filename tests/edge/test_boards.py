@@ -37,8 +37,8 @@ from netq.testing.fixtures import LIMIT
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "digits" / "client.toml"
-CLOSED = socket.socket()  # does not listen: a connection to it is refused, and no other process gets its port
-CLOSED.bind(("127.0.0.1", 0))
+with socket.create_server(("127.0.0.1", 0)) as _server:
+    CLOSED = _server.getsockname()[1]  # a port at which no server listens
 RIGHT = {"boards": "8", "cpus": "0.25", "memory": "128M", "bandwidth": "1Mbit", "delay": "50ms"}
 
 
@@ -113,7 +113,7 @@ def write(
     folder: Path,
     more: str = "",
     host: str = "127.0.0.1",
-    port: int = CLOSED.getsockname()[1],
+    port: int = CLOSED,
     train: str = "numpy:mean",
 ) -> Path:
     path = folder / "client.toml"
