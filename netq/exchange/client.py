@@ -289,7 +289,8 @@ class Client:
                 return True
             except Exception as error:  # of files, most likely: a certificate that is being replaced
                 at = time.monotonic() + _PAUSE
-                if told != (told := str(error)):
+                if str(error) != told:
+                    told = str(error)
                     log.warning("a client of an exchange cannot connect again, and goes on trying: %s", told)
         return False
 

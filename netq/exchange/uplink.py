@@ -274,9 +274,8 @@ class Uplink:
 
     def session_ends(self, exchange: uuid.UUID) -> None:
         """Fail what the exchange has got and not answered."""
-        self.turns.add(
-            functools.partial(self._session_over, exchange)
-        )  # in turn: the delivery of each request is known
+        # In turn: the delivery of each request is known.
+        self.turns.add(functools.partial(self._session_over, exchange))
 
     def wait_for_answers(self, timeout: float | None) -> None:
         """Wait until the exchange has answered all that it answers at once, while it is connected."""
