@@ -7,7 +7,7 @@
 A new server takes over a prefix: it uses the same id at the broker as the previous server, so the broker ends the
 connection of that one. Few brokers report the reason (0x8E). So a server that has lost its connection connects under
 another id and asks whether a server answers. Only a hello with the question's nonce is an answer: another hello may be
-a late one of its own, or come from any publisher.
+a late one of its own, or come from any publisher. It asks several times: the new server may not have subscribed yet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from netq.runtime.link import LinkListener, backoff
 from netq.runtime.log_dedup import LogDedup
 from netq.text import printable
 
-_ANSWER_TIME = 0.5  # seconds in which another server would answer
+_ANSWER_TIME = 0.5  # seconds in which another server would answer, if connecting has not taken longer
+_QUESTIONS = 5  # how often it is asked in this time
 _HELLO_INTERVAL = 0.1  # seconds between two hellos that answer questions; all clients receive each of them
 _STABLE_AFTER = 1.0  # seconds that a connection must last to reset the backoff
 
@@ -47,6 +48,7 @@ class ServerTransport:
         # Hellos, by which two servers with one prefix find each other.
         self._instance = b""
         self._checking_takeover = False
+        self._opened = 0.0  # when the last connection was begun
         self._nonce = b""  # of our question, while it may be answered
         self._questions: list[bytes] = []  # nonces that the next hello repeats
         self._last_hello = 0.0
@@ -62,6 +64,7 @@ class ServerTransport:
         if self._multiplexer.closing:
             return
         self._instance = secrets.token_bytes(packet.INSTANCE_SIZE)
+        self._opened = time.monotonic()
         if self._checking_takeover:
             self._broker.open(new_id())
         else:
@@ -151,13 +154,20 @@ class ServerTransport:
     # After a loss: asking whether another server has taken over.
 
     def _ask_for_server(self, granted: bool) -> None:
-        topic = self._multiplexer.topics.link(LinkTopic("s", new_id(), WHO))
         self._nonce = secrets.token_bytes(packet.NONCE_SIZE)
-        self._broker.publish(topic, self._nonce)
-        self._loop.at(time.monotonic() + _ANSWER_TIME, self._on_no_answer, self._nonce)
+        # Connecting takes three round trips, an answer two, if the other server's link is as slow.
+        answer_time = max(_ANSWER_TIME, time.monotonic() - self._opened)
+        self._ask(self._nonce, answer_time / _QUESTIONS, _QUESTIONS)
 
-    def _on_no_answer(self, nonce: bytes) -> None:
-        if nonce == self._nonce:
+    def _ask(self, nonce: bytes, pause: float, left: int) -> None:
+        """Ask `left` times, `pause` seconds apart; serve the prefix again if that brings no answer."""
+        if nonce != self._nonce:
+            return
+        if left:
+            topic = self._multiplexer.topics.link(LinkTopic("s", new_id(), WHO))
+            self._broker.publish(topic, nonce)
+            self._loop.at(time.monotonic() + pause, self._ask, nonce, pause, left - 1)
+        else:
             self._nonce = b""
             self._checking_takeover = False
             self._broker.drop()

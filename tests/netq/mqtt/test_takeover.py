@@ -73,6 +73,27 @@ def test_hello_without_our_nonce_does_not_end_a_server(
         assert not log.having("has taken over")
 
 
+def test_a_server_that_hears_a_later_question_only_has_taken_over(
+    broker: Mosquitto,
+    stranger: Stranger,
+    proxies: Callable[[NetworkLocation], Proxy],
+    log: LogRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The new server subscribes after it has connected, and so after the previous one has been cut off."""
+    monkeypatch.setattr("netq.mqtt.server._ANSWER_TIME", LIMIT)
+    monkeypatch.setattr("netq.mqtt.server._QUESTIONS", 300)
+    proxy = proxies(broker.netloc)
+    with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as communicators:
+        communicators.server(proxy.netloc)
+        log.wait("connected to the broker, serving")
+        proxy.cut()
+        nonce = stranger.wait_topic("/who", 2)
+        stranger.publish("hello", packet.hello(b"12345678", here=True) + nonce)
+        log.wait("has taken over")
+        assert len(log.having("serving")) == 1
+
+
 def test_few_hellos_answer_many_questions(broker: Mosquitto, stranger: Stranger) -> None:
     with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as communicators:
         introduce(*communicators.pair())
