@@ -7,7 +7,7 @@
 A new server takes over a prefix: it uses the same id at the broker as the previous server, so the broker ends the
 connection of that one. Few brokers report the reason (0x8E). So a server that has lost its connection connects under
 another id and asks whether a server answers. Only a hello with the question's nonce is an answer: another hello may be
-a late one of its own, or come from any publisher. It asks several times: the new server may not have subscribed yet.
+a late one of its own, or come from any publisher. It repeats the question, as the new server may subscribe late.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from netq.runtime.log_dedup import LogDedup
 from netq.text import printable
 
 _ANSWER_TIME = 0.5  # seconds in which another server would answer, if connecting has not taken longer
-_QUESTIONS = 5  # how often it is asked in this time
+_REPEATS = 5  # questions to it in this time
 _HELLO_INTERVAL = 0.1  # seconds between two hellos that answer questions; all clients receive each of them
 _STABLE_AFTER = 1.0  # seconds that a connection must last to reset the backoff
 
@@ -157,7 +157,7 @@ class ServerTransport:
         self._nonce = secrets.token_bytes(packet.NONCE_SIZE)
         # Connecting takes three round trips, an answer two, if the other server's link is as slow.
         answer_time = max(_ANSWER_TIME, time.monotonic() - self._opened)
-        self._ask(self._nonce, answer_time / _QUESTIONS, _QUESTIONS)
+        self._ask(self._nonce, answer_time / _REPEATS, _REPEATS)
 
     def _ask(self, nonce: bytes, pause: float, left: int) -> None:
         """Ask `left` times, `pause` seconds apart; serve the prefix again if that brings no answer."""

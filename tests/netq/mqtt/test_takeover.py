@@ -82,7 +82,7 @@ def test_a_server_that_hears_a_later_question_only_has_taken_over(
 ) -> None:
     """The new server subscribes after it has connected, and so after the previous one has been cut off."""
     monkeypatch.setattr("netq.mqtt.server._ANSWER_TIME", LIMIT)
-    monkeypatch.setattr("netq.mqtt.server._QUESTIONS", 300)
+    monkeypatch.setattr("netq.mqtt.server._REPEATS", 300)
     proxy = proxies(broker.netloc)
     with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as communicators:
         communicators.server(proxy.netloc)
