@@ -162,10 +162,27 @@ class Communicator:
             dumped = stream_of(dumped, self._dump)
         return self._put(dumped, lane, peer, self._endpoint.peers.get(peer), (), bounded=False)
 
-    def expel(self, peer: uuid.UUID, reason: str) -> None:
-        """End the session with a client, which gets the reason: for netq/exchange/outbox.py. Harmless if it is over."""
+    def expel(self, peer: uuid.UUID, reason: str, pause: float = 0.0) -> None:
+        """End the session with a client, which gets the reason. Harmless if it is over.
+
+        With a `pause`, in seconds, drop its unread messages too, and refuse it for so long. For netq/exchange/outbox.py
+        and fl/server/dispatcher.py.
+        """
+        self._endpoint.expel(peer, reason, pause)
+
+    def set_aside(self, peer: uuid.UUID, reason: str) -> None:
+        """Let messages of others pass the one that is arriving from a client: for fl/server/client_tasks.py.
+
+        The client loses its link, gets the reason, and comes back. Its message then waits behind those that wait for
+        `memory` now. What has arrived of it is kept, unless they need its room. Harmless without such a message.
+        """
         if (found := self._endpoint.peers.get(peer)) is not None:
-            found.loop.call(found.expel, reason)
+            found.loop.call(found.set_aside, reason)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a message that has begun waits for `memory`: for fl/server/client_tasks.py."""
+        return self._endpoint.is_short
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
         """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.

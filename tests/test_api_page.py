@@ -49,8 +49,9 @@ def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
         "options",
     }
     public = {name for name in dir(netq.Communicator) if not name.startswith("_")} | {"options"}
-    for_fronts, for_exchange = {"unpack", "check_get", "loader"}, {"spread", "put_unbounded", "expel"}
-    assert names == public - for_fronts - for_exchange
+    for_fronts = {"unpack", "check_get", "loader"}
+    for_servers = {"spread", "put_unbounded", "expel", "set_aside", "is_short"}
+    assert names == public - for_fronts - for_servers
 
 
 def test_statistics_row_lists_all_fields() -> None:

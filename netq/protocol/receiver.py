@@ -67,7 +67,7 @@ class Receiver:
         self.start = 0  # position at which message held + 1 starts
         self.last = (0, 0)  # number and mark of the last whole message: `repair` restores `held` and `start` from them
         # The message that has begun: number held + 1, of which some bytes are here. 0 and empty if there is none.
-        self._size = 0  # bytes that it has in all
+        self.size = 0  # bytes that it has in all
         self.partial = 0  # bytes of it received: `partial` of the Cursor
         self.parts: list[memoryview] = []  # memory of its bytes; one view if merged
         self._filled = 0  # bytes received into the last part
@@ -116,7 +116,7 @@ class Receiver:
         window = self._credit + self._lent
         limit = self.limit if self._unlimited or self.retired else max(self.limit, freed_room + window)
         grown = limit - self.announced
-        return grown > 0 and (grown >= (limit - freed_room) // 4 or self.start + self._size > self.announced)
+        return grown > 0 and (grown >= (limit - freed_room) // 4 or self.start + self.size > self.announced)
 
     def item(self, peer: uuid.UUID, data: Stream | bytes) -> Item:
         """Return the inbox entry of the message that has just become whole.
@@ -147,7 +147,7 @@ class Receiver:
     @property
     def release_due(self) -> bool:
         """Whether enough has been taken for an ACK, or memory can be freed: then call `request_release`."""
-        if self.claimed or self.retired or self.start + self._size > self.announced:
+        if self.claimed or self.retired or self.start + self.size > self.announced:
             return True
         window = self._credit + self._lent
         return self._taken_room + self.cancelled + window - self.announced >= window // 4
@@ -166,12 +166,12 @@ class Receiver:
                 f"lane {self.lane}: bytes {frame.length} of message {frame.number} of {frame.value} bytes; "
                 f"expected message {self.held + 1} from byte {self.partial}"
             )
-        if (frame.length == 0 and frame.value) or (self.parts and frame.value != self._size):
+        if (frame.length == 0 and frame.value) or (self.parts and frame.value != self.size):
             raise ProtocolError(f"lane {self.lane}: message {frame.number} changes its size, or brings no bytes")
         if self.start >= self.limit or self.start + self.partial + frame.length > self.limit:
             raise ProtocolError(f"lane {self.lane}: message {frame.number} goes beyond the window")
         # The first bytes of a message claim room for all of it, so that each message that has begun can be completed.
-        begins, self._size = not self.parts, frame.value
+        begins, self.size = not self.parts, frame.value
         body = self._room(frame.length, source or self._memory)
         if begins:
             self._claim_rest()
@@ -181,10 +181,10 @@ class Receiver:
         """Count a complete body; return the message if it is whole."""
         self.partial += length
         self._filled += length
-        if self.partial < self._size:
+        if self.partial < self.size:
             return None
         parts = self.parts
-        self._finish_message(self._size)
+        self._finish_message(self.size)
         return Stream.of(parts[0]) if len(parts) == 1 else Stream(parts)
 
     def interrupted(self, length: int) -> None:
@@ -194,7 +194,7 @@ class Receiver:
 
     def dropped(self, frame: Frame) -> None:
         """Discard a cancelled message. It counts as received, and as taken."""
-        if frame.number != self.held + 1 or (self.parts and frame.value != self._size):
+        if frame.number != self.held + 1 or (self.parts and frame.value != self.size):
             raise ProtocolError(f"lane {self.lane}: message {frame.number} is cancelled, expected {self.held + 1}")
         if frame.value >= _SIZES or self.start + frame.value + OVERHEAD >= POSITIONS:  # a DROP needs no bytes to say it
             raise ProtocolError(
@@ -229,7 +229,7 @@ class Receiver:
         """The link is lost, perhaps for a moment: keep what was granted to a message that has begun; claim no more."""
         self._withdraw_claim()
         if not self.partial:  # no byte of it is here, so the peer may cancel it without a DROP
-            self._size = 0
+            self.size = 0
             self.parts = []
             if not self._unlimited:
                 self.limit = max(self._freed_room + self._credit + self._lent, self.start)
@@ -252,7 +252,7 @@ class Receiver:
     def retire(self) -> None:
         """The session is over: receive nothing more. Untaken messages still count against the budget."""
         self._give_back()
-        self.partial = self._size = 0
+        self.partial = self.size = 0
         self.parts = []
         self.retired = True
         self._unlimited = False
@@ -263,7 +263,7 @@ class Receiver:
     def _room(self, length: int, memory: Memory) -> memoryview:
         """Return memory for the next bytes: behind the last ones, or in a new part."""
         if not self.parts or self._filled + length > len(self.parts[-1]):
-            least = self._size if self._merge else min(PART, self._size - self.partial)
+            least = self.size if self._merge else min(PART, self.size - self.partial)
             part = memory.take(max(length, least))
             if self.parts:
                 self.parts[-1] = self.parts[-1][: self._filled]
@@ -274,7 +274,7 @@ class Receiver:
     def _finish_message(self, size: int) -> None:
         self._withdraw_claim()
         self.held += 1
-        self.partial = self._size = 0
+        self.partial = self.size = 0
         self.parts = []
         self.start += size + OVERHEAD
 
@@ -286,7 +286,7 @@ class Receiver:
     def _claim_rest(self) -> None:
         """Widen the window, and claim the rest of a message that goes beyond it."""
         self._widen()
-        rest = self.start + self._size - self.limit
+        rest = self.start + self.size - self.limit
         if rest > 0 and self._claim is None:
             self._claim = Claim(rest, self._granted, lambda: self.claimed)
             self._memory.budget.claim(self._claim)
@@ -298,7 +298,7 @@ class Receiver:
         claim, self._claim = self._claim, None
         assert claim is not None
         self.claimed += claim.amount
-        self.limit = max(self.limit, self.start + self._size)
+        self.limit = max(self.limit, self.start + self.size)
         self._recharge()
         self._on_grant(self)
 
@@ -337,7 +337,7 @@ class Receiver:
 
     def _evict(self) -> None:
         """Discard a message that has begun, because another peer needs the room: its sender will begin it again."""
-        self.partial = self._size = 0
+        self.partial = self.size = 0
         self.parts = []
         if not self._unlimited:
             self.limit = max(self._freed_room + self._credit, self.start)

@@ -292,6 +292,11 @@ class Session:
         return sum(receiver.partial for receiver in self.receivers.values())
 
     @property
+    def expected(self) -> int:
+        """Bytes of those messages in all."""
+        return sum(receiver.size for receiver in self.receivers.values() if receiver.partial)
+
+    @property
     def untaken(self) -> int:
         """Bytes of whole messages that the user has not taken, with what each counts besides its own."""
         return sum(receiver.untaken for receiver in self.receivers.values())

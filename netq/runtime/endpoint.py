@@ -106,6 +106,7 @@ class Endpoint:
         self._unused: dict[
             Peer, float
         ] = {}  # absent, without any message: the first to go. Since when; the oldest first
+        self._barred: dict[uuid.UUID, tuple[float, str]] = {}  # clients that are refused: until when, and why
         self._sessions: Counter[str] = Counter()  # a server's, by origin
         self._hashes: Counter[int] = Counter()  # of the ids of a server's sessions
         self._log_dedup = LogDedup()
@@ -217,9 +218,26 @@ class Endpoint:
                 "; close(timeout=...) waits no longer than that" if timeout is None else "",
             )
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a message that has begun waits for memory."""
+        return any(memory.budget.is_short for memory in self._memories.values())
+
+    def expel(self, id: uuid.UUID, reason: str, pause: float) -> None:
+        """End the session of a client. With a pause, in seconds, drop its messages, and refuse it for so long."""
+        if pause:
+            self.home.call(self._bar, id, reason, pause)
+        if (peer := self.peers.get(id)) is not None:
+            peer.loop.call(peer.expel, reason, pause > 0)
+
+    def _bar(self, id: uuid.UUID, reason: str, pause: float) -> None:
+        now = time.monotonic()
+        self._barred = {other: barred for other, barred in self._barred.items() if barred[0] > now}
+        self._barred[id] = now + pause, f"refused for {pause:g} s: {reason}"
+
     def _advance(self, keys: tuple[int, ...]) -> None:
         """Let these peers, for which a `get` waits, send a message that waits for memory. For the inbox."""
-        if any(memory.budget.is_short for memory in self._memories.values()):
+        if self.is_short:
             for id in map(_id_of, keys):
                 peer = self.peers.get(id) if self.is_server else self.only
                 if peer is not None and peer.session.waits:
@@ -502,6 +520,9 @@ class Endpoint:
             return f"the id {greeting.id} is the server's own; give each communicator its own options"
         if self.closing and not same:
             return "the server is closing"
+        until, why = self._barred.get(greeting.id, (0.0, ""))
+        if time.monotonic() < until:
+            return why
         # The old link may be half-open: its process was restarted, and the network has lost the end of it. Only a PING
         # can find that out soon. If the link is dead it is gone when the client, which retries, comes next.
         if rival is not None and rival.link is not None:
@@ -585,6 +606,8 @@ class Endpoint:
         self.only = None
         if peer.id is not None:
             self._session_over(peer.id)  # before a `get` raises Closed
+            if peer.is_barred:
+                self.home.baton.defer(self._inbox.discard, peer.id)
             self.home.baton.defer(self._inbox.finish, peer.id, error)
         if not (self.is_server or self.closing or peer.session.closing):
             self.only = self._new_peer(new_token())

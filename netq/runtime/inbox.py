@@ -153,6 +153,15 @@ class Inbox:
                 self._closed_peers.popitem(last=False)
             self._fail_waiters(peer.int)
 
+    def discard(self, peer: uuid.UUID) -> None:
+        """Drop the messages of a peer that have come: the user has expelled it."""
+        with self.lock:
+            self._serve(self._sort())
+            dropped = [item for item in self.queues.pop(peer.int, ()) if item[2].count_taken(item[3], item[4])]
+            self._turns.pop(peer.int, None)
+        for receiver in {item[2] for item in dropped}:
+            receiver.request_release()
+
     def close(self, error: Closed) -> None:
         """Expect no more messages of any peer. Only the first call counts."""
         with self.lock:

@@ -121,6 +121,7 @@ class Peer:
         self._heartbeat_timer: Timer | None = None  # for the next heartbeat of the link, or its timeout
         # The end of the session: which side has closed, and what that leaves undelivered.
         self.over = False
+        self.is_barred = False  # our user has expelled it, and wants no message of it
         self._reported_id: uuid.UUID | None = None  # the id that was reported to the user
         self._finishing = False  # our user has closed the communicator
         self._close_timeout: float | None = None  # how long our user waits for that
@@ -302,8 +303,17 @@ class Peer:
         if self.unused:
             self.end(Closed(self.id, "no message in its session, and there were too many such sessions"))
 
-    def expel(self, reason: str) -> None:
-        """End the session, and tell the peer why."""
+    def set_aside(self, reason: str) -> None:
+        """Take back the room for the rest of an arriving message: drop the link, and tell the peer why."""
+        link = self.link
+        if link is not None and self.session.arriving:
+            self._drop(link, Code.REFUSED, reason)
+            self.detach(link, Interrupted(reason))
+            self.session.reclaim()
+
+    def expel(self, reason: str, is_barred: bool = False) -> None:
+        """End the session, and tell the peer why. `is_barred`: the user wants none of its messages."""
+        self.is_barred = is_barred
         link, error = self.link, Closed(self.id, reason)
         if link is not None:
             self._drop(link, Code.REFUSED, reason)
@@ -390,6 +400,8 @@ class Peer:
             bytes_in=self.session.bytes_in,
             bytes_out=self.session.bytes_out,
             arriving=self.session.arriving,
+            expected=self.session.expected,
+            waits=self.session.waits,
             security=protection and protection.security,
             seal=sealing and sealing.security,
             round_trip=self.session.round_trip,

@@ -23,6 +23,8 @@ class Statistics:
     bytes_in: int  # bytes of `messages_in`
     bytes_out: int  # bytes of `messages_out`
     arriving: int  # bytes received of messages that are not whole yet; not in `bytes_in`
+    expected: int  # bytes of those messages in all
+    waits: bool  # the rest of one of them waits for `memory` of this side
     security: Security | None  # of the present or last link; None without TLS. With MQTT: of the link to the broker
     seal: Security | None  # of the present or last link, from end to end; None without SealOptions
     round_trip: float | None  # seconds, of the last PING of this side that was answered; None before the first

@@ -86,6 +86,8 @@ def check_statistics(make: Make) -> None:
         assert here.connected
         assert there.connected
         assert here.absent == there.absent == 0.0
+        assert here.arriving == there.arriving == here.expected == there.expected == 0
+        assert here.waits == there.waits is False
         assert here.address, "no address"
         assert (here.queued, there.queued) == (1, 0)
         assert (here.messages_in, here.messages_out) == (there.messages_out, there.messages_in) == (1, 1)

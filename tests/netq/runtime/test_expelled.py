@@ -1,0 +1,96 @@
+"""What a server does with a client that costs others too much: it refuses it for a while, or lets others pass it."""
+
+from __future__ import annotations
+
+import queue
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import netq
+from netq import NetworkLocation, Protocol
+from netq.core import Communicator
+from netq.options import MIB, CommunicatorOptions, EventOptions, Purpose
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.proxy import Proxy
+
+SIZE = 2 * MIB
+
+
+def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
+    return netq.new(Protocol.TCP, purpose, options)
+
+
+@pytest.fixture
+def communicators(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(make) as communicators:
+        yield communicators
+
+
+class Sessions:
+    """The events of a server."""
+
+    def __init__(self) -> None:
+        self.begun: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
+        self.ended: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
+        self.options = EventOptions(ini=self.begun.put, fin=self.ended.put)
+
+
+def test_an_expelled_client_is_refused_for_a_while(communicators: Communicators) -> None:
+    sessions = Sessions()
+    server = communicators.server(events=sessions.options)
+    client = communicators.client(server.netloc)
+    introduce(server, client)
+    refusals = []
+    _log_refusal = server._endpoint._log_refusal
+    server._endpoint._log_refusal = lambda link, reason: refusals.append(reason)  # type: ignore[method-assign]
+    server.expel(client.id, "it is loud", 0.3)
+    assert [sessions.begun.get(timeout=LIMIT) for _ in range(2)] == [client.id] * 2
+    assert sessions.ended.get(timeout=LIMIT) == client.id
+    assert set(refusals) == {"refused for 0.3 s: it is loud"}
+    client.put("good")
+    assert server.get(timeout=LIMIT).data == "good"
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+def test_messages_of_a_refused_client_are_dropped(communicators: Communicators, pause: float) -> None:
+    sessions = Sessions()
+    server = communicators.server(events=sessions.options)
+    client = communicators.client(server.netloc)
+    introduce(server, client)
+    for number in range(3):
+        client.put(number).result(LIMIT)
+    server.expel(client.id, "it is loud", pause)
+    assert sessions.ended.get(timeout=LIMIT) == client.id
+    client.put("later")
+    kept = [] if pause else [0, 1, 2]
+    assert [server.get(timeout=LIMIT).data for _ in [*kept, "later"]] == [*kept, "later"]
+
+
+def test_others_pass_a_message_that_was_set_aside(
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+) -> None:
+    server = communicators.server(memory=2 * SIZE, window=1)  # half of the memory is for one such message
+    proxy = proxies(server.netloc)
+    slow, quick = communicators.client(proxy.netloc), communicators.client(server.netloc)
+    for client in (slow, quick):
+        introduce(server, client)
+    proxy.hold(MIB)
+    sent = slow.put(bytes(SIZE))
+    while not (figures := server.statistics()[slow.id]).arriving:
+        pass
+    assert SIZE <= figures.expected < SIZE + 1000
+    assert not figures.waits
+    quick.put(bytes(SIZE))
+    while not server.statistics()[quick.id].waits:
+        pass
+    assert server.is_short
+    server.set_aside(quick.id, "its message has not begun to arrive")  # changes nothing
+    server.set_aside(slow.id, "others are faster")
+    assert server.get(timeout=LIMIT).peer == quick.id
+    assert not server.is_short
+    proxy.release()
+    assert server.get(timeout=LIMIT).peer == slow.id
+    sent.result(LIMIT)
+    assert server.statistics()[slow.id].expected == 0
