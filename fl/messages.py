@@ -27,8 +27,9 @@ import numpy as np
 
 from fl.compression.packed import Packed, is_shape
 from fl.outline import PURPOSES, Purpose
-from fl.tensors import serialization
+from fl.tensors import serialization as tensors
 from fl.tensors.checks import expect
+from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
 from fl.tensors.spec import Model, nbytes, plain
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
@@ -237,7 +238,7 @@ Message: TypeAlias = Task | Offer | Permit | Reply | Leave | Describe | Descript
 _WITHOUT_JOB = (Leave, Describe, Description, End)
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
 _CONTENTS: dict[str, type[Update | Report]] = {kind.__name__: kind for kind in (Update, Report)}
-_PLAIN = serialization.messages()
+_PLAIN = tensors.messages()
 
 
 def build(values: Any) -> Message:
@@ -321,11 +322,13 @@ def _dump(message: Any) -> Stream:
     return stream
 
 
-def _load(stream: Stream) -> Message:
-    return build(_PLAIN.load(stream))
+def serialization(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> SerializationOptions:
+    """Return the serialisation of messages. Those with more bytes of text, or more buffers, are not loaded."""
+    plain = tensors.messages(text, buffers)
+    return SerializationOptions(load=lambda stream: build(plain.load(stream)), dump=_dump)
 
 
-MESSAGES = SerializationOptions(load=_load, dump=_dump)
+MESSAGES = serialization()
 
 
 def _with(content: Content, name: str, value: object) -> Content:

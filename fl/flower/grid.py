@@ -270,18 +270,21 @@ class Grid(flwr.serverapp.Grid):
             content = Error(_CODES[content.why], reason)
         return reply(metadata, content)
 
-    def _receive(self, peer: uuid.UUID, data: Any) -> None:
-        """Handle a message of a node. The dispatcher calls this from `take`. Raises Unreadable."""
+    def _receive(self, peer: uuid.UUID, data: Any) -> bool:
+        """Handle a message of a node. Return whether it answers one of ours that waits for it. Raises Unreadable.
+
+        The dispatcher calls this from `take`.
+        """
         if (reason := read_text(data, "leave")) is not None:
             log.info("node %d (%s): leaves: %s", node_id(peer), peer, reason)
-            return
+            return False
         if (version := read_text(data, "fetch")) is not None:
             self._deliver(peer, version)
-            return
+            return False
         if (version := read_text(data, "app")) is not None:
             text = "node %d (%s): its app has version %s, the server's %s; update one of them"
             log.warning(text, node_id(peer), peer, version, self._version)
-            return
+            return False
         found = read_reply(data)
         if found.batch is None:  # an error, from a node that could not read its message
             assert isinstance(found.content, Error)
@@ -296,6 +299,8 @@ class Grid(flwr.serverapp.Grid):
             self._dispatcher.answer(id, found.content)
             for oldest in dropped:
                 self._drop(oldest)
+            return True
+        return False
 
     def _deliver(self, peer: uuid.UUID, version: str) -> None:
         """Send the app's files to a node that asks for them, and not again before it has them."""

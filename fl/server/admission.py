@@ -2,33 +2,72 @@
 
 A client offers an update by its size, and sends it when it is admitted. Clients are admitted in the order of their
 offers, so that small updates cannot delay a large one for ever. One client is always admitted, however large its
-update. Pure; owned by fl/server/client_tasks.py.
+update.
+
+A client that sends too slowly while others wait gives its place back, and stands behind them: `slow` finds it, and
+`defer` moves it. Pure; owned by fl/server/client_tasks.py.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import uuid
-from collections.abc import Mapping, Set
+from collections import deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_RATES = 15  # of the last updates: their median is the usual rate
+_SHORTEST = 1.0  # seconds over which a rate is measured at least
+
+
+class Sending(NamedTuple):
+    """A client's update that is on its way."""
+
+    sent: int  # bytes of all its messages so far, whole or not: it grows while the client sends
+    left: int  # bytes that are still to come
+    until: float  # when they must be here, by the caller's clock
+    is_held: bool  # the server gives it no window
 
 
 class Admission:
-    """The clients that wait, and those that are admitted. `room`: bytes that may be admitted at once."""
+    """The clients that wait, and those that are admitted.
 
-    def __init__(self, room: int) -> None:
+    room:     bytes that may be admitted at once.
+    patience: seconds over which a client's rate is measured at most: twice what its update usually takes is enough.
+    """
+
+    def __init__(self, room: int, patience: float) -> None:
         self.room = room
-        self._waiting: dict[uuid.UUID, int] = {}
+        self._patience = patience
+        self._waiting: dict[uuid.UUID, int] = {}  # bytes; the first is admitted next
         self._admitted: dict[uuid.UUID, int] = {}
-        self._progress: dict[uuid.UUID, tuple[int, float]] = {}  # of admitted clients: their progress, and since when
+        self._since: dict[uuid.UUID, float] = {}  # when each client was admitted first
+        self._rates: deque[float] = deque(maxlen=_RATES)  # bytes a second
+        self._measured: dict[uuid.UUID, tuple[int, float]] = {}  # bytes sent, and when that was seen
 
     @property
-    def peers(self) -> Set[uuid.UUID]:
-        """The clients that wait or are admitted."""
-        return self._waiting.keys() | self._admitted.keys()
+    def is_full(self) -> bool:
+        """Whether a client waits for its admission."""
+        return bool(self._waiting)
 
     def offer(self, peer: uuid.UUID, size: int) -> None:
         """Queue a client's update of `size` bytes. A second offer replaces the first, at the end of the queue."""
         self.leave(peer)
         self._waiting[peer] = size
+
+    def defer(self, peer: uuid.UUID) -> None:
+        """Take a client's place away, and let it wait behind the others. Does nothing for other clients."""
+        if peer in self._admitted:
+            self._waiting[peer] = self._admitted.pop(peer)
+
+    def arrive(self, peer: uuid.UUID, size: int, now: float) -> None:
+        """Note that a client's update has arrived. It takes its place until the client leaves."""
+        since = self._since.pop(peer, now)
+        if now > since:
+            self._rates.append(size / (now - since))
+        if self._waiting.pop(peer, None) is not None:
+            self._admitted[peer] = size
 
     def withdraw(self, peer: uuid.UUID) -> None:
         """Remove a client that waits. An admitted client stays admitted: its update is on its way."""
@@ -36,35 +75,53 @@ class Admission:
 
     def leave(self, peer: uuid.UUID) -> None:
         """Remove a client that waits or is admitted. Does nothing for other clients."""
-        self._waiting.pop(peer, None)
-        self._admitted.pop(peer, None)
-        self._progress.pop(peer, None)
+        for by_peer in (self._waiting, self._admitted, self._since, self._measured):
+            by_peer.pop(peer, None)
 
-    def admit(self) -> dict[uuid.UUID, int]:
+    def keep(self, peers: Mapping[uuid.UUID, object]) -> None:
+        """Remove all other clients."""
+        for peer in (self._waiting.keys() | self._admitted.keys()) - peers.keys():
+            self.leave(peer)
+
+    def admit(self, now: float) -> dict[uuid.UUID, int]:
         """Admit clients while there is room. Return the size of each client admitted by this call."""
         admitted = {}
         for peer, size in tuple(self._waiting.items()):
             if self._admitted and sum(self._admitted.values()) + size > self.room:
                 break
             self._admitted[peer] = admitted[peer] = self._waiting.pop(peer)
+            self._since.setdefault(peer, now)
         return admitted
 
-    def silent(self, progress: Mapping[uuid.UUID, int], now: float) -> dict[uuid.UUID, float]:
-        """Return for how many seconds each admitted client has made no progress while others waited.
+    def slow(self, sending: Mapping[uuid.UUID, Sending], now: float) -> list[uuid.UUID]:
+        """Return the clients that have sent too little since their last measurement: others wait for their room.
 
-        Seconds count from the first call that sees no progress, so call it regularly.
+        A client has to keep the rate with which it is done in time, and half of the usual rate. Call this regularly
+        while clients wait, and with an empty mapping when none does: a measurement begins with the first call.
 
-        progress: a number for each client that grows while the client sends.
+        sending: the clients whose updates are on their way.
         """
-        for peer in self._admitted:
-            at = progress.get(peer, 0)
-            if not self._waiting or peer not in self._progress or self._progress[peer][0] != at:
-                self._progress[peer] = (at, now)
-        return {peer: now - since for peer, (_, since) in self._progress.items()}
+        usual = statistics.median(self._rates) if self._rates else 0.0
+        before, self._measured = self._measured, {}
+        slow = []
+        for peer, (sent, left, until, is_held) in sending.items():
+            begin, since = before.get(peer, (sent, now))
+            if is_held or sent < begin:  # with a new session a client's bytes count from 0
+                begin, since = sent, now
+            elif now - since >= min(self._patience, max(_SHORTEST, 2 * left / usual) if usual else math.inf):
+                if (sent - begin) / (now - since) < max(usual / 2, left / max(until - now, 1e-3)):
+                    slow.append(peer)
+                begin, since = sent, now
+            self._measured[peer] = begin, since
+        return slow
 
-    def admitted(self, peer: uuid.UUID) -> int:
-        """Return the size with which a client was admitted, 0 if it is not admitted."""
-        return self._admitted.get(peer, 0)
+    def is_admitted(self, peer: uuid.UUID) -> bool:
+        """Return whether a client has a place."""
+        return peer in self._admitted
+
+    def size(self, peer: uuid.UUID) -> int:
+        """Return the bytes of a client that waits or is admitted, 0 for any other."""
+        return self._admitted.get(peer) or self._waiting.get(peer, 0)
 
     def share(self, clients: int) -> int:
         """Return the bytes that each of `clients` may send without an offer: with them, all fit into the room."""

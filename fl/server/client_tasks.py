@@ -12,13 +12,12 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
 from fl.messages import (
-    MESSAGES,
     Describe,
     Description,
     End,
@@ -31,15 +30,17 @@ from fl.messages import (
     Report,
     Task,
     Update,
+    serialization,
 )
 from fl.outline import Purpose
 from fl.report import ClientFailure, FailureKind
-from fl.server.admission import Admission
+from fl.server.admission import Admission, Sending
 from fl.server.dispatcher import TaskDispatcher
+from fl.server.limits import Limits
 
 log = logging.getLogger("netq.fl")
 
-_CHECK = 1.0  # seconds between checks for admitted clients that send nothing
+_CHECK = 1.0  # seconds between looks at how fast clients send
 _OWED = 16  # unanswered tasks that are remembered of one client
 _CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
 
@@ -53,18 +54,26 @@ class Key(NamedTuple):
 
 class _Asked(NamedTuple):
     job: Job
-    unasked: int  # bytes that the reply may have without a permit
+    until: float  # when its time limit ends, by time.monotonic()
     is_first: bool  # this server's first task for the client
+
+
+@dataclass
+class _Owed:
+    """A task that a client has not answered. What it was allowed to send holds, however late it comes."""
+
+    job: Job
+    since: float  # when it was given, by time.monotonic()
+    allowed: int  # bytes that the reply may have
 
 
 class ClientTasks:
     """Asks clients, and returns their answers. An update keeps its place in the admission until `free` is called.
 
     run:      this server's number. A reply to another run is not counted.
-    grace:    seconds; a client without a connection for longer is lost. So is an admitted client that sends nothing for
-              so long while other clients wait for their admission.
-    room:     bytes of updates that may be on their way at once.
-    max_size: bytes of the largest update that is accepted.
+    grace:    seconds; a client without a connection for longer is lost. The rate of a client that sends while others
+              wait is measured over so long.
+    bounds:   of the updates that may be on their way at once, and of one message.
     """
 
     def __init__(
@@ -74,32 +83,36 @@ class ClientTasks:
         *,
         run: int,
         grace: float,
-        room: int,
-        max_size: int,
+        bounds: Limits,
         callbacks: Callbacks,
         describe: Callable[[], Description],
     ) -> None:
         # From the caller: fixed from the start.
         self.run = run
-        self._grace = grace
-        self._max_size = max_size
+        self._bounds = bounds
         self._callbacks = callbacks
         self._describe = describe
         # Which clients may send their update: room for it is limited.
-        self._admission = Admission(room)
-        self._permitted: dict[uuid.UUID, Job] = {}
+        self._admission = Admission(bounds.room, max(_CHECK, grace))
+        self._offers: dict[uuid.UUID, Offer] = {}  # of this session, to the present task
+        self._permitted: set[uuid.UUID] = set()  # those of them that have a permit
         self._arrived: set[uuid.UUID] = set()  # clients whose update has arrived and keeps its place until `free`
+        self._slow: set[uuid.UUID] = set()  # clients that were set aside since the last `ask`
         # Clients that have a task.
         self._asked: dict[uuid.UUID, _Asked] = {}  # until the answer is taken
         self._warned_stale: set[uuid.UUID] = set()  # clients already warned about since the last `ask`
-        self._owed: dict[uuid.UUID, deque[tuple[Job, float]]] = {}  # tasks without a reply, and when they were given
+        self._owed: dict[uuid.UUID, deque[_Owed]] = {}  # tasks without a reply, the oldest first
         self._seconds: dict[uuid.UUID, float] = {}  # how long the last reply of each client took
         self._begun: deque[uuid.UUID] = deque()  # clients whose session has begun since `new_sessions`
+        self._fresh: deque[uuid.UUID] = deque()  # those of which no message was handled since
         self.renewed: set[uuid.UUID] = set()  # clients whose session has begun since the server cleared this
         self.visitors: set[uuid.UUID] = set()  # clients that only look: they get no task
+        self._leaving: set[uuid.UUID] = set()  # clients that have said in this session that they leave
         self._next_check = 0.0  # by time.monotonic()
         # The queue, and what finds the answers among its messages.
-        options = replace(options, serialization=MESSAGES, events=self._events(options.events))
+        options = replace(
+            options, serialization=serialization(bounds.text, bounds.buffers), events=self._events(options.events)
+        )
         self._dispatcher: TaskDispatcher[Key] = TaskDispatcher(options, protocol, grace, self._receive)
         self.queue = self._dispatcher.queue
         self.sessions_changed = self._dispatcher.sessions_changed
@@ -117,10 +130,12 @@ class ClientTasks:
     def new_sessions(self) -> set[uuid.UUID]:
         """Return the clients whose session has begun since the last call, and forget clients that have gone."""
         known = self.queue.statistics()
-        for by_peer in (self._owed, self._seconds):
+        for by_peer in (self._owed, self._seconds, self._offers):
             for peer in by_peer.keys() - known.keys():
                 del by_peer[peer]
+        self._permitted &= known.keys()
         self.visitors &= known.keys()
+        self._leaving &= known.keys()
         self.renewed &= known.keys()
         return {self._begun.popleft() for _ in range(len(self._begun))}
 
@@ -135,6 +150,7 @@ class ClientTasks:
         keep_late: a late client keeps the task, and its answer is still accepted.
         """
         self._warned_stale.clear()
+        self._slow.clear()
         if not clients:
             return
         for peer in clients:
@@ -143,8 +159,9 @@ class ClientTasks:
         tasks = {peer: Key(peer, task.job) for peer in clients}
         asked, now = {}, time.monotonic()
         for peer in clients:  # before the tasks are sent: a user's callback, or Ctrl-C, may interrupt what follows
-            asked[peer] = _Asked(task.job, unasked, is_first=peer not in self._owed and peer not in self._seconds)
-            self._owed.setdefault(peer, deque(maxlen=_OWED)).append((task.job, now))
+            is_first = peer not in self._owed and peer not in self._seconds
+            asked[peer] = _Asked(task.job, now + limit, is_first)
+            self._owed.setdefault(peer, deque(maxlen=_OWED)).append(_Owed(task.job, now, unasked))
         self._dispatcher.ask(replace(task, unasked=unasked), tasks, limit, keep_late=keep_late)
         self._asked.update(asked)
         for peer in clients:
@@ -172,6 +189,8 @@ class ClientTasks:
         asked = self._asked.pop(peer, None)
         if asked is not None:
             self._dispatcher.forget([Key(peer, asked.job)])
+        self._offers.pop(peer, None)
+        self._permitted.discard(peer)
         self._admission.withdraw(peer)
         self.free(peer)
 
@@ -208,7 +227,7 @@ class ClientTasks:
             return key.job.purpose == purpose or not self._is_asked(key)  # else it is a stale answer's failure
 
         while True:
-            self._check_admitted()
+            self._check_rates()
             found = self._dispatcher.take(wanted, min(until, self._next_check))
             if found is not None:
                 self._taken(*found)
@@ -233,47 +252,79 @@ class ClientTasks:
 
     def _free(self, peer: uuid.UUID) -> None:
         self._arrived.discard(peer)
-        self._permitted.pop(peer, None)
         self._admission.leave(peer)
         self._admit()
 
-    def _check_admitted(self) -> None:
-        """Take the places of admitted clients that have left, or that send nothing while others wait."""
+    def _check_rates(self) -> None:
+        """Let others pass the clients that send too slowly, if others wait for a permit or for memory."""
         now = time.monotonic()
         if now < self._next_check:
             return
         self._next_check = now + _CHECK
+        if not (self._admission.is_full or self.queue.is_short):
+            self._admission.slow({}, now)
+            return
         known = self.queue.statistics()
-        for peer in self._admission.peers - known.keys():
-            self._free(peer)
-        progress = {peer: each.bytes_in + each.arriving for peer, each in known.items()}
-        for peer, seconds in self._admission.silent(progress, now).items():
-            if seconds <= max(_CHECK, self._grace) or peer in self._arrived:
-                continue
-            asked = self._asked.get(peer)
-            if asked is not None and self._permitted.get(peer) == asked.job:
-                reason = f"it may send its update, others wait, and nothing came for {seconds:.1f} s"
-                self._refuse(peer, FailureKind.LOST, reason)
-            else:  # its permit is for an older task
-                self._free(peer)
+        self._admission.keep(known)
+        sending = {peer: each for peer, figures in known.items() if (each := self._sending(peer, figures)) is not None}
+        for peer in self._admission.slow(sending, now):
+            self._let_others_pass(peer, known[peer])
+        self._admit()
 
-    def _receive(self, peer: uuid.UUID, message: Message) -> None:
-        """Handle a message. The dispatcher calls this from `take`."""
+    def _sending(self, peer: uuid.UUID, figures: netq.Statistics) -> Sending | None:
+        """Return what a client sends now, None if it sends nothing that others wait for."""
+        size = figures.expected
+        if peer not in self._arrived and self._admission.is_admitted(peer):
+            size = max(size, self._admission.size(peer))
+        if not size:
+            return None
+        asked = self._asked.get(peer)
+        until = 0.0 if asked is None else asked.until
+        return Sending(figures.bytes_in + figures.arriving, size - figures.arriving, until, figures.waits)
+
+    def _let_others_pass(self, peer: uuid.UUID, figures: netq.Statistics) -> None:
+        if peer not in self._slow:
+            self._slow.add(peer)
+            log.info("%s: sends slowly, and others wait: they go first", peer)
+        if figures.arriving:
+            self.queue.set_aside(peer, "others go first, because they send faster; this message goes on after them")
+        if peer in self._asked:
+            self._admission.defer(peer)
+        else:  # its permit is for an older task
+            self._admission.leave(peer)
+
+    def _receive(self, peer: uuid.UUID, message: Message) -> bool:
+        """Handle a message. Return whether a task or a session calls for it. The dispatcher calls this from `take`."""
+        while self._fresh:
+            self._begin_session(self._fresh.popleft())
         match message:
             case Offer():
-                self._receive_offer(peer, message)
+                return self._receive_offer(peer, message)
             case Reply():
-                self._receive_reply(peer, message.job, message.content)
+                return self._receive_reply(peer, message.job, message.content)
             case Leave():
-                log.info("%s: leaves: %s", peer, message.reason)
+                return self._receive_leave(peer, message)
             case Describe():
-                self._receive_question(peer, message)
+                return self._receive_question(peer, message)
             case _:
                 self._refuse(peer, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
+                return False
 
-    def _receive_question(self, peer: uuid.UUID, question: Describe) -> None:
+    def _begin_session(self, peer: uuid.UUID) -> None:
+        self._leaving.discard(peer)
+        self._offers.pop(peer, None)
+        self._permitted.discard(peer)
+
+    def _receive_leave(self, peer: uuid.UUID, leave: Leave) -> bool:
+        if peer in self._leaving:  # it says so once a session
+            return False
+        self._leaving.add(peer)
+        log.info("%s: leaves: %s", peer, leave.reason)
+        return True
+
+    def _receive_question(self, peer: uuid.UUID, question: Describe) -> bool:
         if peer in self.visitors:  # one answer a session: a client that reads none costs no memory
-            return
+            return False
         log.info("%s: wants no task: %s", peer, question.reason)
         self.visitors.add(peer)
         try:
@@ -282,59 +333,71 @@ class ClientTasks:
             log.exception("the next task cannot be described")
         else:
             self.queue.put(description, peer)
+        return True
 
-    def _receive_offer(self, peer: uuid.UUID, offer: Offer) -> None:
+    def _receive_offer(self, peer: uuid.UUID, offer: Offer) -> bool:
         asked = self._asked.get(peer)
         if asked is None or asked.job != offer.job:
-            return
-        if self._permitted.get(peer) == offer.job and offer.size <= self._admission.admitted(peer):
-            self.queue.put(Permit(offer.job), peer)  # it was started again after the first one
-            return
-        if offer.size > self._max_size:
-            self._refuse(peer, FailureKind.INVALID, f"it offers {offer.size} bytes; expected {self._max_size} at most")
-            return
+            return self._allowed(peer, offer.job) is not None  # of a task that it still owes: it is late
+        if peer in self._offers:  # one offer a session and task
+            return False
+        self._offers[peer] = offer
+        if offer.size > self._bounds.update:
+            limit = self._bounds.update
+            self._refuse(peer, FailureKind.INVALID, f"it offers {offer.size} bytes; expected {limit} at most")
+            return True
         self._admission.offer(peer, offer.size)
         self._callbacks.client_is(peer, ClientState.WAITING, offer.size)
         self._admit()
+        return True
 
     def _admit(self) -> None:
-        for peer, size in self._admission.admit().items():
-            job = self._permitted[peer] = self._asked[peer].job
+        for peer, size in self._admission.admit(time.monotonic()).items():
+            if peer in self._permitted or peer not in self._asked:
+                continue  # it was set aside, and goes on
+            self._permitted.add(peer)
+            job = self._asked[peer].job
+            for owed in self._owed[peer]:
+                if owed.job == job:
+                    owed.allowed = max(owed.allowed, size)
             self.queue.put(Permit(job), peer)
             self._callbacks.client_is(peer, ClientState.SENDING, size)
 
-    def _receive_reply(self, peer: uuid.UUID, job: Job, content: Update | Report | str) -> None:
-        asked, key, is_owed = self._asked.get(peer), Key(peer, job), self._settle(peer, job)
-        if asked is None or job != asked.job or not self._dispatcher.is_open(key):
-            self._receive_stale(peer, job, asked, is_owed)
-        elif isinstance(content, str):
+    def _receive_reply(self, peer: uuid.UUID, job: Job, content: Update | Report | str) -> bool:
+        """Handle a reply. Return whether the client owes it."""
+        asked, allowed = self._asked.get(peer), self._allowed(peer, job)
+        self._settle(peer, job)
+        size = content.nbytes if isinstance(content, Update) else 0
+        if asked is None or job != asked.job or not self._dispatcher.is_open(Key(peer, job)):
+            self._receive_stale(peer, job, asked, is_owed=allowed is not None)
+            return allowed is not None
+        if isinstance(content, str):
             self._refuse(peer, FailureKind.FAILED, content)
         elif not isinstance(content, _CONTENT[job.purpose]):
             expected = _CONTENT[job.purpose].__name__
             self._refuse(peer, FailureKind.INVALID, f"it answered with {type(content).__name__}; expected {expected}")
-        elif wrong := self._too_large(peer, asked, content):
+        elif size > (allowed or 0):
+            wrong = f"it sent {size} bytes, and might send {allowed or 0}; expected an offer first"
             self._refuse(peer, FailureKind.INVALID, wrong)
         else:
-            self._admission.withdraw(peer)
+            self._admission.arrive(peer, size, time.monotonic())
             self._arrived.add(peer)
-            self._dispatcher.answer(key, content)
+            self._dispatcher.answer(Key(peer, job), content)
+        return True
 
-    def _too_large(self, peer: uuid.UUID, asked: _Asked, content: Update | Report) -> str:
-        """Return an error message for an answer that is larger than the client was allowed to send, else ""."""
-        size = content.nbytes if isinstance(content, Update) else 0
-        limit = self._admission.admitted(peer) if self._permitted.get(peer) == asked.job else asked.unasked
-        return f"it sent {size} bytes, and might send {limit}; expected an offer first" if size > limit else ""
+    def _allowed(self, peer: uuid.UUID, job: Job) -> int | None:
+        """Return how many bytes a client may send for a job, None if it owes no reply to it."""
+        return max((each.allowed for each in self._owed.get(peer, ()) if each.job == job), default=None)
 
-    def _settle(self, peer: uuid.UUID, job: Job) -> bool:
-        """Note that a client has answered a job. Return whether it owes that answer."""
+    def _settle(self, peer: uuid.UUID, job: Job) -> None:
+        """Note that a client has answered a job."""
         for each in self._owed.get(peer, ()):
-            if each[0] == job:
+            if each.job == job:
                 self._owed[peer].remove(each)
-                self._seconds[peer] = time.monotonic() - each[1]
-                return True
-        return False
+                self._seconds[peer] = time.monotonic() - each.since
+                return
 
-    def _receive_stale(self, peer: uuid.UUID, job: Job, asked: _Asked | None, is_owed: bool) -> None:
+    def _receive_stale(self, peer: uuid.UUID, job: Job, asked: _Asked | None, *, is_owed: bool) -> None:
         """Handle a reply to a task that is not open. The client is too late, or wrong.
 
         A client that was too late still works on its present task, which stays open. So does a client whose server has
@@ -369,6 +432,7 @@ class ClientTasks:
 
         def ini(peer: uuid.UUID) -> None:
             self._begun.append(peer)
+            self._fresh.append(peer)
             self.renewed.add(peer)
             self.visitors.discard(peer)
             if user.ini is not None:

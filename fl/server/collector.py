@@ -10,8 +10,9 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.compression.packed import Unpacked
@@ -35,7 +36,7 @@ class UpdateCollector:
 
     min_clients:   updates that a round needs to count (all, where fewer clients are asked).
     deadline:      seconds; a client that has not answered by then is late, and the round closes.
-    suspend_after: tasks in a row without a good answer, after which a client is suspended.
+    suspend_after: tasks without a good answer, after which a client is suspended (fl/server/standing.py).
     close_early:   whether a round with enough answers closes when those that are missing are overdue, or have never
                    answered (Standing.expected).
     """
@@ -92,6 +93,15 @@ class UpdateCollector:
     def suspended(self) -> Sequence[uuid.UUID]:
         """Return the clients for whose updates no round waits."""
         return self._standings["train"].suspended()
+
+    def state(self) -> dict[str, Any]:
+        """Return what is known of clients that have missed tasks, as plain values, for `restore`."""
+        return {purpose: standing.state() for purpose, standing in self._standings.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of a server before this one. Raises KeyError, TypeError, ValueError."""
+        for purpose, standing in self._standings.items():
+            standing.restore(state[purpose])
 
     def _train_round(self, task: Task, clients: Collection[uuid.UUID]) -> tuple[RoundState, int]:
         """Fold until enough clients of this round have answered, and until there are as many updates as needed.
@@ -226,12 +236,12 @@ class UpdateCollector:
             self._callbacks.client_is(peer, ClientState.SUSPENDED)
 
     def _update_standings(self) -> None:
-        """Forget clients that have gone, and the records of those that have a new session."""
+        """Forget clients that have gone, and give suspended ones with a new session a task."""
         begun, known = self._tasks.new_sessions(), self._tasks.queue.statistics()
         for standing in self._standings.values():
             standing.keep(known)
             for peer in begun:
-                standing.forget(peer)
+                standing.renew(peer)
 
     def _fold(self, model: Model, update: Update, client: uuid.UUID, staleness: int) -> ClientFailure | None:
         """Give an update to the strategy. Return why it was not folded, None if it was."""

@@ -7,10 +7,13 @@ A task fails, with a ClientFailure as its answer, if
 
     LATE        the peer has not answered within the task's time limit
     LOST        the peer has left, or has had no connection for longer than `grace`; or the task cannot be sent to it
-    UNREADABLE  the peer sent a message that cannot be read
+    UNREADABLE  the peer sent a message that cannot be read, or so many others that it was cut off
 
 A peer that was started again gets its task again, 3 times at most, if it is one of the last `ask`: earlier ones are
 LOST. So the dispatcher keeps the data of one `ask`, and no old model.
+
+A peer that takes too much of the reader's time with messages that cannot be read, or that nobody asked for, is cut off
+for a while (fl/server/allowance.py).
 
 docs/reference/fl.md ("When the server gives a client up") has these rules for users.
 
@@ -33,6 +36,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import netq
 from fl.report import ClientFailure, FailureKind
+from fl.server.allowance import Allowance
+from netq.utils.stream import Stream
 
 log = logging.getLogger("netq.fl")
 
@@ -42,7 +47,7 @@ _TICK = 0.1  # seconds; how long one read waits, and so how soon a peer that has
 _ANNOUNCEMENTS = 1  # a lane: tasks have lane 0
 _REPEATS = 3  # how often a peer that was started again gets a task again
 _CHECK = 1.0  # seconds between checks of the connections of all peers that have tasks
-_AT_ONCE = 100  # messages that one `read` takes
+_RECEIVE = 1e-9  # seconds of the communicator's loop that each byte of a message takes, about
 
 
 class _Task(NamedTuple):
@@ -60,8 +65,8 @@ class TaskDispatcher(Generic[Key]):
     """Gives tasks to peers, and returns the answer to each. Thread-safe.
 
     grace:   seconds without a connection after which a peer is lost.
-    receive: called with each message, by the thread that reads it. Calls `answer` if the message answers a task. Raises
-             Unreadable for a message that is not valid.
+    receive: called with each message, by the thread that reads it. Calls `answer` if the message answers a task.
+             Returns whether a task or a session calls for such a message. Raises Unreadable for one that is not valid.
     noun:    what a task is called in the reasons of failures.
     limit:   what its time limit is called there.
     """
@@ -71,7 +76,7 @@ class TaskDispatcher(Generic[Key]):
         options: netq.CommunicatorOptions,
         protocol: netq.Protocol,
         grace: float,
-        receive: Callable[[uuid.UUID, Any], None],
+        receive: Callable[[uuid.UUID, Any], bool],
         *,
         noun: str = "task",
         limit: str = "deadline",
@@ -90,11 +95,17 @@ class TaskDispatcher(Generic[Key]):
         self._data: Any = None  # of the last `ask`, while a task of it is open
         self._open = 0  # tasks of the last `ask`
         self._next_check = -math.inf  # by time.monotonic()
+        # What each message costs, for the thread that reads.
+        self._allowance = Allowance()
+        self._load_time = 0.0  # seconds of processor time that the last message took to receive and load
         # The peers' sessions.
         self.sessions_changed = threading.Event()  # a session began or ended
         self._closed = False
         self._ended: deque[tuple[uuid.UUID, int]] = deque()  # sessions that ended, each with the `_number` of that time
-        self.queue = netq.new(protocol, netq.Purpose.SERVER, replace(options, events=self._events(options.events)))
+        options = replace(
+            options, events=self._events(options.events), serialization=self._timed(options.serialization)
+        )
+        self.queue = netq.new(protocol, netq.Purpose.SERVER, options)
 
     def ask(self, data: Any, tasks: Mapping[uuid.UUID, Key], limit: float, *, keep_late: bool = False) -> None:
         """Send `data` to peers, serialised once; each peer's task gets a key. Never waits.
@@ -181,15 +192,15 @@ class TaskDispatcher(Generic[Key]):
             is_over = left <= (-_TICK if something_came else 0)
 
     def read(self) -> None:
-        """Read the messages that are here, unless a thread waits in `take`. Raises Closed."""
+        """Read the messages that are here, for one tick at most, unless a thread waits in `take`. Raises Closed."""
         with self._changed:
             if self._reading:
                 return
             self._reading = True
+        until = time.monotonic() + _TICK
         try:
-            for _ in range(_AT_ONCE):
-                if not self._read(0.0):
-                    return
+            while self._read(0.0) and time.monotonic() < until:
+                pass
         finally:
             with self._changed:
                 self._reading = False
@@ -258,14 +269,41 @@ class TaskDispatcher(Generic[Key]):
             if error.peer is not None:
                 self._fail_unreadable(error.peer, error)
             return True
+        begin = time.thread_time()
         try:
-            self._receive(peer, message)
+            is_wanted = self._receive(peer, message)
         except netq.Unreadable as error:
             self._fail_unreadable(peer, error)
+        else:
+            if not is_wanted:
+                seconds = self._load_time + time.thread_time() - begin
+                self._charge(peer, seconds, "it sends messages that nobody has asked for")
         return True
 
     def _fail_unreadable(self, peer: uuid.UUID, error: netq.Unreadable) -> None:
-        self.answer_all(peer, ClientFailure(FailureKind.UNREADABLE, f"its message cannot be read: {error}"))
+        reason = f"its message cannot be read: {error}"
+        self.answer_all(peer, ClientFailure(FailureKind.UNREADABLE, reason))
+        self._charge(peer, self._load_time, reason, readable=False)
+
+    def _charge(self, peer: uuid.UUID, seconds: float, reason: str, *, readable: bool = True) -> None:
+        """Count a message that nobody wants, and cut its peer off if there were too many."""
+        pause = self._allowance.spend(peer, seconds, time.monotonic(), readable=readable)
+        if pause:
+            self.answer_all(peer, ClientFailure(FailureKind.UNREADABLE, f"cut off for {pause:g} s: {reason}"))
+            log.warning("%s: cut off for %g s: %s", peer, pause, reason)
+            self.queue.expel(peer, reason, pause)
+
+    def _timed(self, serialization: netq.SerializationOptions) -> netq.SerializationOptions:
+        """Return options that note what each message costs. Waiting for the interpreter does not count."""
+
+        def load(stream: Stream) -> Any:
+            size, begin = stream.nbytes, time.thread_time()
+            try:
+                return serialization.load(stream)
+            finally:
+                self._load_time = time.thread_time() - begin + size * _RECEIVE
+
+        return replace(serialization, load=load)
 
     def _check(self) -> bool:
         """Answer the tasks that have failed. Return whether there are any."""

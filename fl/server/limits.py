@@ -1,51 +1,68 @@
-"""What clients can make a server hold, in bytes: bounds that follow from its model and its memory limit. Pure.
+"""What clients can make a server hold and read: bounds that follow from its model and its memory limit. Pure.
 
-Called by fl/server/server.py. The communicator enforces the bounds before a message is in memory: it drops the link of
-a client that announces a larger message, and gives no window for more unread bytes than there is room for.
+Called by fl/server/server.py. The communicator enforces the bounds of bytes before a message is in memory: it drops the
+link of a client that announces a larger message, and gives no window for more unread bytes than there is room for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import netq
+from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
+from fl.tensors.spec import nbytes
+from netq.protocol.flow_control import CREDIT
 from netq.validate import expect, is_whole
 
 # An update of SCAFFOLD is as large as two models, one in another dtype as four. Control values come on top.
-_EXTRA = 10**6  # bytes that an update may have on top of four models
+_MODELS = 4  # in an update
+_EXTRA = 10**6  # bytes that an update may have on top of them
 _SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interpreter takes 40 of the promised 100 MB
-_TEXTS = 10**6  # bytes of a message on top of its arrays: names, metrics
+_TEXT = 500_000  # bytes of a message's text besides its tensors: 1,000 metrics have 150,000 at most
+_TEXT_OF_TENSOR = 300  # bytes of text for each tensor, besides its name
+_BUFFERS = 16  # besides those of tensors
+_BUFFERS_OF_TENSOR = 3  # a packed one
 
 
 class Limits(NamedTuple):
-    """The bounds of one server."""
+    """The bounds of one server. In bytes, but for the buffers."""
 
     room: int  # of the updates that may be on their way at once
-    update: int  # of the largest update
-    task: int  # of the largest task
+    update: int  # of the arrays of the largest update
+    task: int  # of the largest task, with half a MB of config
+    text: int  # of what a message from a client has besides its arrays
+    buffers: int  # in a message from a client
 
     def applied_to(self, options: netq.CommunicatorOptions) -> netq.CommunicatorOptions:
         """Return options with these bounds, where the user's are wider; a task to a client always has room."""
         connection, least = options.connection, 2 * self.task
         connection = replace(
             connection,
-            message_size=min(connection.message_size, self.update + _TEXTS),
-            memory=min(connection.memory, self.room + _TEXTS),
+            message_size=min(connection.message_size, self.update + self.text),
+            # Half of it is for messages that exceed the window: so all that are admitted have room. The other half
+            # would widen windows, and nothing is lent to windows of this size.
+            memory=min(connection.memory, 2 * (self.room + self.text)),
+            window=min(connection.window, CREDIT),
             queue_bytes=max(connection.with_queue_bytes(least).queue_bytes, least),
         )
         return replace(options, connection=connection)
 
 
-def limits(model: int, memory_limit: int | None) -> Limits:
-    """Return the bounds for a model of this many bytes: the model, its successor and the updates make up the limit.
+def limits(model: Mapping[str, Any], memory_limit: int | None) -> Limits:
+    """Return the bounds for a model: with its successor and the updates, it makes up the limit, in bytes.
 
     Raises InvalidOption.
     """
-    update, task = 4 * model + _EXTRA, model + _TEXTS
+    size, count = nbytes(model), _MODELS * len(model)
+    names = sum(len(name.encode("utf-8", "replace")) for name in model)
+    text = min(MAX_TEXT, _TEXT + _MODELS * names + _TEXT_OF_TENSOR * count)
+    buffers = min(MAX_BUFFERS, _BUFFERS + _BUFFERS_OF_TENSOR * count)
+    update, task = _MODELS * size + _EXTRA, size + text + _TEXT
     if memory_limit is None:
-        return Limits(model + _SPARE, update, task)
-    least = f"{3 * model} bytes, three models, at least"
-    expect(is_whole(memory_limit, 3 * model), "Server.memory_limit", memory_limit, least)
-    room = memory_limit - 2 * model
-    return Limits(room, min(update, room), task)
+        return Limits(size + _SPARE, update, task, text, buffers)
+    least = f"{3 * size} bytes, three models, at least"
+    expect(is_whole(memory_limit, 3 * size), "Server.memory_limit", memory_limit, least)
+    room = memory_limit - 2 * size
+    return Limits(room, min(update, room), task, text, buffers)

@@ -40,7 +40,7 @@ from fl.server.waiting import pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import check
-from fl.tensors.spec import Model, nbytes, plain, specs_of
+from fl.tensors.spec import Model, plain, specs_of
 from netq.text import describe, printable
 from netq.validate import is_whole
 
@@ -64,8 +64,8 @@ class Server:
     close_early:  True: a round that has enough updates closes without clients that have never answered, and without
                   those that take a second longer than three times their last answer. The same for evaluations. So no
                   client delays each round by much; a new client counts from its second task on.
-    suspend_after: tasks in a row without a good answer, after which a client is suspended: rounds do not wait for it,
-                  and it gets fewer tasks, until it answers well or has a new session.
+    suspend_after: tasks without a good answer, among a client's last four times as many, after which it is suspended:
+                  rounds do not wait for it, and it gets fewer tasks, until it answers well.
     void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled.
     void_pause:   seconds before the second attempt of a round; twice as many before each further one, 60 at most.
     grace:        seconds; a client without a connection for longer is lost, and the round does not wait for it.
@@ -102,7 +102,7 @@ class Server:
     ) -> None:
         check_settings(model, options, strategy, min_clients, deadline, grace, config, evaluate)
         check_limits(min_clients, wait, close_early, suspend_after, void_rounds, void_pause)
-        bounds = limits(nbytes(model), memory_limit)
+        bounds = limits(model, memory_limit)
         self.model: Model = plain(model)
         self.number = 0  # of the last round that counted
         self.is_over = False  # whether a callback has ended the rounds; a resumed server knows it, too
@@ -129,8 +129,7 @@ class Server:
                 protocol,
                 run=secrets.randbits(63),
                 grace=grace,
-                room=bounds.room,
-                max_size=bounds.update,
+                bounds=bounds,
                 callbacks=self._callbacks,
                 describe=self._description,
             )
@@ -165,6 +164,11 @@ class Server:
             server = cls(saved.model, options, **{"checkpoint": path, **settings})
         except InvalidUpdate as error:
             raise CheckpointError(f"{path}: {error}; give the strategy as it was made") from error
+        try:
+            server._collector.restore(saved.standings)
+        except (KeyError, TypeError, ValueError) as error:
+            server.close(0.0)
+            raise CheckpointError(f"{path}: its clients' standings cannot be restored: {describe(error)}") from error
         server.is_over = saved.is_over
         server.number = saved.number  # and a `run` of its own: answers to tasks of the dead server do not count
         return server
@@ -339,6 +343,7 @@ class Server:
                     "federation": self._tasks.queue.id.bytes,
                     "number": self.number,
                     "is_over": self.is_over,
+                    "standings": self._collector.state(),
                     "model": dict(self.model),
                     "strategy": {"name": type(self._strategy).__name__, "state": self._strategy.state()},
                 }
@@ -403,6 +408,7 @@ class _Saved(NamedTuple):
     federation: uuid.UUID
     number: int
     is_over: bool
+    standings: Mapping[str, Any]  # of its clients
     model: Model
 
 
@@ -413,6 +419,7 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
             "federation": bytes(federation),
             "number": int(number),
             "is_over": bool(is_over),
+            "standings": dict(standings),
             "model": dict(model),
             "strategy": {"name": str(name), "state": dict(own)},
         } if len(federation) == 16 and is_whole(number, 1, 2**62) and model:
@@ -433,9 +440,10 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
                 raise CheckpointError(
                     f"{path}: {ours} cannot restore its state: {printable(describe(error))}"
                 ) from error
-            return _Saved(uuid.UUID(bytes=federation), number, is_over, model)
+            return _Saved(uuid.UUID(bytes=federation), number, is_over, standings, model)
         case _:
             has = reprlib.repr(list(state))[1:-1]
             raise CheckpointError(
-                f"{path}: is not of a server: it has {has}; expected federation, number, is_over, model and strategy"
+                f"{path}: is not of a server: it has {has}; expected federation, number, is_over, standings, "
+                "model and strategy"
             )

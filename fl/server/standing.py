@@ -1,32 +1,51 @@
-"""Which clients a round waits for. A client without a good answer to its last tasks is suspended.
+"""Which clients a round waits for. A client without a good answer to too many of its last tasks is suspended.
 
-A suspended client gets a task again after 4 rounds, then after 8, 16, … 64, and the round does not wait for its answer.
-It is restored by a good answer, by an answer to an earlier task that took no longer than the deadline, and by a new
-session. Pure; owned by fl/server/collector.py, which has one for training and one for evaluation.
+    regular ──too many of its last tasks missed──► suspended: it owes good answers, and no round waits for it
+       ▲                                              │
+       └──────── as many as it owes: 4, 8, … 64 ──────┘
+
+It owes twice as many as the last time, unless its misses of that time are long ago. So a client that answers now and
+then delays few rounds. An answer that comes after its round counts, if it took no longer than the deadline.
+
+A suspended client that answers gets a task in each round. One that does not gets the next task after 4 rounds, then
+after 8, 16, … 64; and in the first round of a new session.
+
+Pure; owned by fl/server/collector.py, which has one for training and one for evaluation.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
+
+from netq.validate import is_number, is_whole
 
 log = logging.getLogger("netq.fl")
 
-_FIRST_PAUSE, _MAX_PAUSE = 4, 64  # rounds until a suspended client gets a task again; each pause is twice the last
+_FIRST, _MOST = 4, 64  # rounds until the next task, and good answers that are owed: each time twice as many
 _PATIENCE, _SPARE = 3.0, 1.0  # a client is overdue after so many times its last answer's time, and so many seconds more
+_WINDOW = 4  # times `suspend_after`: tasks whose misses count
+_REMEMBERED = 4096  # clients that have gone, and have missed tasks
 
 
 @dataclass
 class _Record:
     """The tasks of one client."""
 
-    misses: int = 0  # tasks without a good answer since the last good one
+    missed: int = 0  # a bit for each of its last tasks, 1 for one without a good answer; the last task is the lowest
     seconds: float | None = None  # how long its last answer took; None: it has never answered
-    pause: int = 0  # rounds; 0: not suspended
-    due: int = 0  # the first turn in which a suspended client gets a task again
+    owed: int = 0  # good answers until rounds wait for it again; 0: it is not suspended
+    debt: int = 0  # how many it owed at first, the last time
+    pause: int = 0  # rounds between its last task, which it has not answered, and the next; 0: none
+    due: int = 0  # the first turn in which it gets a task
+
+    @property
+    def misses(self) -> int:
+        """Tasks without a good answer, among its last ones."""
+        return self.missed.bit_count()
 
 
 class Candidates(NamedTuple):
@@ -37,10 +56,14 @@ class Candidates(NamedTuple):
 
 
 class Standing:
-    """The records of the clients. `suspend_after`: tasks in a row without a good answer. `deadline`: seconds."""
+    """The records of the clients. `deadline`: seconds.
+
+    suspend_after: tasks without a good answer, among the last four times as many, after which a client is suspended.
+    """
 
     def __init__(self, suspend_after: int, deadline: float) -> None:
         self._suspend_after = suspend_after
+        self._window = (1 << _WINDOW * suspend_after) - 1
         self._deadline = deadline
         self._records: dict[uuid.UUID, _Record] = {}
         self._turn = 0  # calls of `candidates`
@@ -53,56 +76,67 @@ class Standing:
         again: whether the last round did not count. Then clients that have just missed a task are not regular either.
         """
         self._turn += 1
-        most = 1 if again else self._suspend_after
-        regular = [peer for peer in clients if self._misses(peer) < most]
-        others = sorted(set(clients).difference(regular), key=lambda peer: (self._misses(peer), peer))
+        records = {peer: self._records.get(peer) or _Record() for peer in clients}
+        regular = [peer for peer, record in records.items() if not (record.owed or (again and record.missed & 1))]
+        others = sorted(set(clients).difference(regular), key=lambda peer: (records[peer].misses, peer))
         missing = max(0, least - len(regular))
         regular += others[:missing]
-        return Candidates(regular, [peer for peer in others[missing:] if self._is_due(peer)])
+        return Candidates(regular, [peer for peer in others[missing:] if self._turn >= records[peer].due])
 
     def answered(self, peer: uuid.UUID, seconds: float) -> None:
         """Note a good answer, and how long it took."""
-        if self.is_suspended(peer):
-            log.info("%s: restored: its answer is good", peer)
-        self._records[peer] = _Record(seconds=seconds)
+        record = self._records.setdefault(peer, _Record())
+        record.missed = record.missed << 1 & self._window
+        record.seconds, record.pause, record.due = seconds, 0, 0
+        if record.owed:
+            record.owed -= 1
+            if not record.owed:
+                log.info("%s: restored: its last %d answers were good", peer, record.debt)
+        if not record.missed:
+            record.debt = 0
 
     def answered_late(self, peer: uuid.UUID, seconds: float) -> None:
-        """Note an answer that came after its round. A client that is faster than the deadline is restored."""
+        """Note an answer that came after its round. No round has waited for a suspended client."""
         record = self._records.setdefault(peer, _Record())
         record.seconds = seconds
-        if seconds <= self._deadline and record.pause:
-            log.info("%s: restored: it answered after %.1f s", peer, seconds)
-            record.misses = record.pause = 0
+        if record.owed and seconds <= self._deadline:
+            self.answered(peer, seconds)
 
     def missed(self, peer: uuid.UUID) -> bool:
         """Note a task without a good answer. Return whether the client is suspended."""
         record = self._records.setdefault(peer, _Record())
-        record.misses += 1
-        if record.misses < self._suspend_after:
-            return False
-        level = logging.DEBUG if record.pause else logging.WARNING
-        record.pause = min(_MAX_PAUSE, 2 * record.pause) or _FIRST_PAUSE
+        if not record.owed:
+            record.missed = (record.missed << 1 | 1) & self._window
+            if record.misses < self._suspend_after:
+                return False
+            record.owed = record.debt = min(_MOST, 2 * record.debt) or _FIRST
+            text = "%s: suspended: no good answer to %d of its last tasks; rounds wait for it again after %d good ones"
+            log.warning(text, peer, record.misses, record.owed)
+            if not self._misses_all(record):
+                return True
+        record.pause = min(_MOST, 2 * record.pause) or _FIRST
         record.due = self._turn + record.pause
-        text = "%s: suspended: no good answer to its last %d tasks; it gets the next one in %d rounds at the latest"
-        log.log(level, text, peer, record.misses, record.pause)
         return True
 
-    def forget(self, peer: uuid.UUID) -> None:
-        """Forget a client: it has a new session."""
-        self._records.pop(peer, None)
+    def renew(self, peer: uuid.UUID) -> None:
+        """Note a new session: the client gets a task at once. What it has missed counts as before."""
+        if peer in self._records:
+            self._records[peer].due = 0
 
     def keep(self, clients: Collection[uuid.UUID]) -> None:
-        """Forget all other clients."""
-        for peer in self._records.keys() - set(clients):
+        """Forget the other clients, but for the last of them that have missed tasks."""
+        gone = [peer for peer in self._records if peer not in clients]
+        missed = [peer for peer in gone if self._records[peer].missed]
+        for peer in set(gone).difference(missed[-_REMEMBERED:]):
             del self._records[peer]
 
     def is_suspended(self, peer: uuid.UUID) -> bool:
         """Return whether rounds do not wait for this client."""
-        return peer in self._records and self._records[peer].pause > 0
+        return peer in self._records and self._records[peer].owed > 0
 
     def suspended(self) -> Sequence[uuid.UUID]:
         """Return the suspended clients."""
-        return [peer for peer, record in self._records.items() if record.pause]
+        return [peer for peer in self._records if self.is_suspended(peer)]
 
     def expected(self, peer: uuid.UUID) -> float:
         """Return how many seconds to wait for an answer of this client, going by its last one. 0: not at all.
@@ -114,9 +148,26 @@ class Standing:
             return 0.0
         return min(self._deadline, _PATIENCE * record.seconds + _SPARE)
 
-    def _misses(self, peer: uuid.UUID) -> int:
-        return self._records[peer].misses if peer in self._records else 0
+    def state(self) -> dict[str, Any]:
+        """Return the records of clients that have missed tasks, and the turn, as plain values, for `restore`."""
+        records = {str(peer): list(astuple(record)) for peer, record in self._records.items() if record.missed}
+        return {"turn": self._turn, "records": records}
 
-    def _is_due(self, peer: uuid.UUID) -> bool:
-        """Return whether a client gets a task although it is not needed."""
-        return not self.is_suspended(peer) or self._turn >= self._records[peer].due
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of a server before this one. Raises TypeError, ValueError for values of another kind."""
+        match state:
+            case {"turn": turn, "records": dict(records)} if is_whole(turn, 0, 2**62):
+                self._turn = turn
+            case _:
+                raise ValueError("expected a turn, and records of clients")
+        for text, (missed, seconds, owed, debt, pause, due) in records.items():
+            whole = is_whole(missed, 0) and all(is_whole(each, 0, _MOST) for each in (owed, debt, pause))
+            right = whole and is_whole(due, 0, turn + _MOST) and (seconds is None or is_number(seconds, 0))
+            if not (right and isinstance(text, str)):
+                raise ValueError(f"{text!r}: expected a client's id, its missed tasks, its seconds and its suspension")
+            self._records[uuid.UUID(text)] = _Record(missed & self._window, seconds, owed, debt, pause, due)
+
+    def _misses_all(self, record: _Record) -> bool:
+        """Return whether a client has not answered its last tasks at all."""
+        last = (1 << self._suspend_after) - 1
+        return record.missed & last == last

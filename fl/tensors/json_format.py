@@ -44,15 +44,21 @@ class JsonSerializer:
     dump_tensor: takes any other object; returns the identifier of an array or tensor, a plain value in place of the
                  object, or None to refuse it. Default: refuse all.
     load_tensor: takes an identifier; returns the array or tensor. Default: returns None.
+    text:        bytes of JSON in a message that is loaded, at most. Reading takes 0.1 s for each MB of the worst texts.
+    buffers:     in a message that is loaded, at most.
     """
 
     def __init__(
         self,
         dump_tensor: Callable[[Any], Any] = lambda _: None,
         load_tensor: Callable[[_Identifier], Any] = lambda _: None,
+        text: int = MAX_TEXT,
+        buffers: int = MAX_BUFFERS,
     ) -> None:
         self._dump_tensor = dump_tensor
         self._load_tensor = load_tensor
+        self._text = text
+        self._buffers = buffers
 
     def dump(self, values: Any) -> Stream:
         """Return the bytes of a message. Arrays must not change until they are sent. Raises SerializationError."""
@@ -69,9 +75,9 @@ class JsonSerializer:
     def load(self, stream: Stream) -> Any:
         """Return the values of a message, whose arrays are writable views of it. Raises Unreadable."""
         try:
-            text, *buffers = islice(parts(stream.contiguous()), MAX_BUFFERS + 2)
-            if len(text) > MAX_TEXT or len(buffers) > MAX_BUFFERS:
-                raise Unreadable(f"expected at most {MAX_TEXT} bytes of JSON and {MAX_BUFFERS} buffers")
+            text, *buffers = islice(parts(stream.contiguous()), self._buffers + 2)
+            if len(text) > self._text or len(buffers) > self._buffers:
+                raise Unreadable(f"expected at most {self._text} bytes of JSON and {self._buffers} buffers")
             reader = _Reader(self._load_tensor, buffers)
             return json.loads(str(text, "utf-8"), object_pairs_hook=reader.object, parse_constant=_refuse)
         except Exception as error:  # bytes that a peer chose may raise anything

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl.tensors.dtypes import MAX_DIMS, TORCH_ONLY
-from fl.tensors.json_format import JsonSerializer
+from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT, JsonSerializer
 from fl.tensors.storage import STORAGE, Storage
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
@@ -65,9 +65,12 @@ def serialization(*allow: str) -> SerializationOptions:
     return SerializationOptions(load=serializer.load, dump=serializer.dump)
 
 
-def messages() -> JsonSerializer:
-    """Return the serialiser of fl's own messages: plain values, arrays and tensors. A numpy scalar becomes a number."""
-    return JsonSerializer(_dump_plain, load)
+def messages(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> JsonSerializer:
+    """Return the serialiser of fl's own messages: plain values, arrays and tensors. A numpy scalar becomes a number.
+
+    text, buffers: of a message that is loaded, at most; the text in bytes.
+    """
+    return JsonSerializer(_dump_plain, load, text, buffers)
 
 
 def dump(obj: Any) -> Any | None:

@@ -7,88 +7,141 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl.server.admission import Admission
+from fl.server.admission import Admission, Sending
 
 A, B, C, D = IDS = [uuid.UUID(int=n) for n in range(1, 5)]
 
 
 def test_clients_are_admitted_while_there_is_room() -> None:
-    uploads = Admission(250)
+    uploads = Admission(250, 10.0)
     for peer in IDS:
         uploads.offer(peer, 100)
-    assert list(uploads.admit()) == [A, B]
-    assert list(uploads.admit()) == []
+    assert list(uploads.admit(0.0)) == [A, B]
+    assert list(uploads.admit(0.0)) == []
     uploads.leave(B)
-    assert list(uploads.admit()) == [C]
+    assert list(uploads.admit(0.0)) == [C]
     uploads.leave(A)
     uploads.leave(C)
-    assert list(uploads.admit()) == [D]
+    assert list(uploads.admit(0.0)) == [D]
 
 
 def test_an_update_larger_than_the_room_is_admitted_alone() -> None:
-    uploads = Admission(10)
+    uploads = Admission(10, 10.0)
     uploads.offer(A, 100)
     uploads.offer(B, 1)
-    assert list(uploads.admit()) == [A]
+    assert list(uploads.admit(0.0)) == [A]
     uploads.leave(A)
-    assert list(uploads.admit()) == [B]
+    assert list(uploads.admit(0.0)) == [B]
 
 
 def test_small_updates_do_not_overtake_a_large_one() -> None:
-    uploads = Admission(100)
+    uploads = Admission(100, 10.0)
     uploads.offer(A, 60)
-    assert list(uploads.admit()) == [A]
+    assert list(uploads.admit(0.0)) == [A]
     uploads.offer(B, 90)
     uploads.offer(C, 10)
-    assert list(uploads.admit()) == []
+    assert list(uploads.admit(0.0)) == []
     uploads.leave(A)
-    assert list(uploads.admit()) == [B, C]
+    assert list(uploads.admit(0.0)) == [B, C]
 
 
 def test_a_client_that_leaves_frees_its_place() -> None:
-    uploads = Admission(100)
+    uploads = Admission(100, 10.0)
     for peer in (A, B, C):
         uploads.offer(peer, 100)
-    uploads.admit()
+    uploads.admit(0.0)
     uploads.leave(B)
     uploads.leave(B)
     uploads.leave(A)
-    assert list(uploads.admit()) == [C]
+    assert list(uploads.admit(0.0)) == [C]
 
 
 def test_a_second_offer_goes_to_the_end_of_the_queue() -> None:
-    uploads = Admission(100)
+    uploads = Admission(100, 10.0)
     uploads.offer(A, 100)
-    assert list(uploads.admit()) == [A]
+    assert list(uploads.admit(0.0)) == [A]
     uploads.offer(B, 100)
     uploads.offer(A, 50)
-    assert list(uploads.admit()) == [B]
+    assert list(uploads.admit(0.0)) == [B]
 
 
-def test_silence_counts_only_while_others_wait() -> None:
-    uploads = Admission(100)
-    uploads.offer(A, 100)
-    uploads.admit()
-    assert uploads.silent({A: 5}, now=10.0) == {A: 0.0}
-    assert uploads.silent({A: 5}, now=20.0) == {A: 0.0}, "no client waits"
-    uploads.offer(B, 100)
-    assert uploads.silent({A: 5, B: 0}, now=30.0) == {A: 10.0}
-    assert uploads.silent({A: 6, B: 0}, now=40.0) == {A: 0.0}
-    assert uploads.silent({A: 6, B: 9}, now=45.0) == {A: 5.0}
+def sending(sent: int, left: int, until: float = 100.0, *, is_held: bool = False) -> Sending:
+    return Sending(sent, left, until, is_held)
+
+
+def test_a_client_has_to_be_done_in_time() -> None:
+    uploads = Admission(100, 10.0)
+    assert uploads.slow({A: sending(0, 900)}, now=0.0) == []
+    assert uploads.slow({A: sending(10, 890)}, now=9.0) == []
+    assert uploads.slow({A: sending(100, 800)}, now=10.0) == []  # 10 bytes a second, and 8.9 are enough
+    assert uploads.slow({A: sending(180, 720)}, now=20.0) == [A]  # 8 bytes a second
+    assert uploads.slow({A: sending(180, 720)}, now=29.0) == []
+    assert uploads.slow({A: sending(180, 720)}, now=30.0) == [A]
+
+
+def test_a_client_without_a_window_is_not_slow() -> None:
+    uploads = Admission(100, 10.0)
+    for now in (0.0, 50.0, 90.0):
+        assert uploads.slow({A: sending(0, 900, is_held=True)}, now) == []
+    assert uploads.slow({A: sending(0, 900)}, 99.0) == []
+    assert uploads.slow({A: sending(0, 900)}, 109.0) == [A]
+
+
+def test_rates_count_only_while_others_wait() -> None:
+    uploads = Admission(100, 10.0)
+    uploads.slow({A: sending(0, 900)}, 0.0)
+    uploads.slow({}, 50.0)
+    assert uploads.slow({A: sending(0, 900)}, 60.0) == []
+
+
+def test_a_new_session_begins_a_measurement() -> None:
+    uploads = Admission(100, 10.0)
+    uploads.slow({A: sending(500, 900)}, 0.0)
+    assert uploads.slow({A: sending(0, 900)}, 10.0) == []
+
+
+def test_a_client_keeps_half_of_the_usual_rate() -> None:
+    uploads = Admission(100, 10.0)
+    for peer in (B, C):
+        uploads.offer(peer, 40)
+        uploads.admit(0.0)
+        uploads.arrive(peer, 40, 1.0)  # 40 bytes a second: its update takes a second, so two tell its rate
+    uploads.slow({A: sending(0, 40), D: sending(0, 40)}, 1.0)
+    assert uploads.slow({A: sending(38, 2), D: sending(42, 0)}, 3.0) == [A]
+
+
+def test_a_deferred_client_waits_behind_the_others() -> None:
+    uploads = Admission(100, 10.0)
+    for peer in IDS:
+        uploads.offer(peer, 100)
+    assert list(uploads.admit(0.0)) == [A]
+    uploads.defer(A)
+    assert list(uploads.admit(0.0)) == [B]
+    uploads.arrive(B, 100, 1.0)
+    uploads.arrive(A, 100, 1.0)  # it was sent all the same, and takes its place
+    uploads.leave(B)
+    assert list(uploads.admit(0.0)) == []
     uploads.leave(A)
-    uploads.admit()
-    uploads.offer(A, 100)
-    assert uploads.silent({A: 6, B: 9}, now=60.0) == {B: 0.0}
+    assert list(uploads.admit(0.0)) == [C]
+
+
+def test_clients_that_have_gone_are_removed() -> None:
+    uploads = Admission(100, 10.0)
+    for peer in (A, B, C):
+        uploads.offer(peer, 100)
+    uploads.admit(0.0)
+    uploads.keep({C: None})
+    assert list(uploads.admit(0.0)) == [C]
 
 
 def test_the_shares_of_all_clients_fit_into_the_room() -> None:
-    assert [Admission(100).share(clients) for clients in (0, 1, 3, 1000)] == [100, 100, 33, 0]
+    assert [Admission(100, 10.0).share(clients) for clients in (0, 1, 3, 1000)] == [100, 100, 33, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 200))), st.integers(0, 300))
 def test_random_offers_never_exceed_the_room(steps: list[tuple[int, int]], room: int) -> None:
     """A negative size stands for leaving."""
-    uploads, admitted, waiting = Admission(room), dict[uuid.UUID, int](), dict[uuid.UUID, int]()
+    uploads, admitted, waiting = Admission(room, 10.0), dict[uuid.UUID, int](), dict[uuid.UUID, int]()
     for number, size in steps:
         peer = uuid.UUID(int=number)
         admitted.pop(peer, None)
@@ -98,7 +151,7 @@ def test_random_offers_never_exceed_the_room(steps: list[tuple[int, int]], room:
         else:
             uploads.offer(peer, size)
             waiting[peer] = size
-        for each in uploads.admit():
+        for each in uploads.admit(0.0):
             admitted[each] = waiting.pop(each)
         assert sum(admitted.values()) <= room or len(admitted) == 1
         assert not waiting or admitted, "a client is admitted as long as one waits"

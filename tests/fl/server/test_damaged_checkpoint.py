@@ -40,7 +40,15 @@ WRONG: list[Any] = [
 def state(name: str) -> dict[str, Any]:
     strategy = {"name": name, "state": STATES[name][1]}
     model = {"w": W, "n": np.zeros((), np.int64)}
-    return {"federation": bytes(16), "number": 3, "is_over": False, "model": model, "strategy": strategy}
+    standing = {"turn": 9, "records": {"00000000-0000-0000-0000-000000000001": [7, 1.5, 4, 4, 8, 13]}}
+    return {
+        "federation": bytes(16),
+        "number": 3,
+        "is_over": False,
+        "standings": {"train": standing, "evaluate": {"turn": 0, "records": {}}},
+        "model": model,
+        "strategy": strategy,
+    }
 
 
 def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

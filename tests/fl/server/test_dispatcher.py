@@ -26,12 +26,14 @@ class Place:
         options = netq.CommunicatorOptions(netloc=LOCAL, events=events or netq.EventOptions())
         self.dispatcher: TaskDispatcher[str] = TaskDispatcher(options, netq.Protocol.TCP, grace, self._receive)
         self._stack = stack
+        self.unreadable = 0
         stack.callback(self.dispatcher.queue.close, 0)
 
-    def _receive(self, peer: uuid.UUID, message: Any) -> None:
+    def _receive(self, peer: uuid.UUID, message: Any) -> bool:
         if not isinstance(message, tuple):
+            self.unreadable += 1
             raise netq.Unreadable("no tuple")
-        self.dispatcher.answer(*message)
+        return self.dispatcher.answer(*message)
 
     def join(self, id: uuid.UUID) -> netq.Communicator:
         queue = netq.new(purpose=netq.Purpose.CLIENT, options=at(self.dispatcher.queue.netloc, id))
@@ -244,6 +246,49 @@ def test_an_unreadable_message_fails_all_tasks_of_its_peer() -> None:
         failure = ClientFailure(FailureKind.UNREADABLE, "its message cannot be read: no tuple")
         assert {place.take("a", "b"), place.take("a", "b")} == {("a", failure), ("b", failure)}
         assert place.dispatcher.is_open("c")
+
+
+def test_a_peer_whose_messages_cannot_be_read_is_cut_off() -> None:
+    """Its other messages are not read, and it comes back after a pause."""
+    with dispatching() as place:
+        peer, other = place.join(A), place.join(B)
+        place.ask("a", "b")
+        for _ in range(200):
+            peer.put("no tuple")
+        assert place.take("a") is not None
+        place.ask("c", peer=B)
+        other.put(("c", 1))
+        assert place.take("c") == ("c", 1)
+        until = time.monotonic() + SOON
+        while A in place.dispatcher.queue.statistics():
+            assert time.monotonic() < until
+            place.dispatcher.read()
+        while A not in place.dispatcher.queue.statistics():
+            assert time.monotonic() < until
+            place.dispatcher.read()
+        assert place.unreadable < 10
+
+
+def test_a_peer_that_sends_what_nobody_wants_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    with dispatching() as place:
+        peer = place.join(A)
+        place.ask("a")
+        for number in range(500):
+            peer.put(("none", number))
+        failure = place.take("a")
+        assert failure is not None
+        reason = "cut off for 1 s: it sends messages that nobody has asked for"
+        assert (failure[1].why, str(failure[1])) == (FailureKind.UNREADABLE, reason)
+    assert [record.getMessage() for record in caplog.records if record.name == "netq.fl"] == [f"{A}: {reason}"]
+
+
+def test_an_answer_costs_nothing() -> None:
+    with dispatching() as place:
+        peer = place.join(A)
+        for number in range(300):
+            place.ask(str(number))
+            peer.put((str(number), number))
+            assert place.take(str(number)) == (str(number), number)
 
 
 def test_forgotten_tasks_have_no_answer() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from fl.server.standing import Standing
@@ -37,12 +39,49 @@ def test_a_client_is_suspended_after_tasks_without_a_good_answer(standing: Stand
     assert standing.candidates([A, B], 1) == ([B], [])
 
 
-def test_a_good_answer_starts_the_count_again(standing: Standing) -> None:
-    for _ in range(3):
+def test_misses_count_until_many_tasks_have_come_after_them(standing: Standing) -> None:
+    for _ in range(20):  # two of twelve
         assert not standing.missed(A)
-        assert not standing.missed(A)
+        for _ in range(5):
+            standing.answered(A, 1.0)
+    found = []
+    for _ in range(2):  # each second one
+        found.append(standing.missed(A))
         standing.answered(A, 1.0)
+    assert found == [False, True]
+    assert standing.candidates([A, B], 1) == ([B], [A]), "it answers, and gets a task each time"
+
+
+def restore(standing: Standing, client: object) -> int:
+    """Let a suspended client answer well until it is restored. Return how many answers that takes."""
+    count = 0
+    while client in standing.suspended():
+        standing.answered(client, 1.0)  # type: ignore[arg-type]
+        count += 1
+    return count
+
+
+def test_a_suspended_client_owes_good_answers(standing: Standing) -> None:
+    suspend(standing, A)
+    assert restore(standing, A) == 4
     assert standing.candidates([A], 1) == ([A], [])
+    assert standing.missed(A), "the other three count"
+    assert restore(standing, A) == 8
+    assert [standing.missed(A) for _ in range(2)] == [False, True]
+    assert restore(standing, A) == 16
+    assert [standing.missed(A) for _ in range(3)] == [False, False, True], "its misses are long ago"
+    assert restore(standing, A) == 4
+
+
+def test_what_is_owed_is_bounded(standing: Standing) -> None:
+    standing = Standing(3, DEADLINE)
+    standing._window = 2**1000 - 1  # so that no miss is forgotten
+    suspend(standing, A)
+    counts = []
+    for _ in range(7):
+        counts.append(restore(standing, A))
+        standing.missed(A)
+    assert counts == [4, 8, 16, 32, 64, 64, 64]
 
 
 def test_pauses_of_a_suspended_client_double(standing: Standing) -> None:
@@ -66,28 +105,57 @@ def test_a_repeated_round_prefers_clients_that_have_just_answered(standing: Stan
     assert standing.candidates([A, B, C], 3, again=True) == ([B, C, A], [])
 
 
-@pytest.mark.parametrize(("seconds", "is_restored"), [(DEADLINE, True), (DEADLINE + 1, False)])
-def test_a_late_answer_restores_a_client_that_is_fast_enough(
-    standing: Standing, seconds: float, is_restored: bool
-) -> None:
+@pytest.mark.parametrize(("seconds", "counts"), [(DEADLINE, True), (DEADLINE + 1, False)])
+def test_a_late_answer_that_is_fast_enough_counts(standing: Standing, seconds: float, *, counts: bool) -> None:
     suspend(standing, A)
-    standing.answered_late(A, seconds)
-    assert standing.is_suspended(A) is not is_restored
-    assert (standing.expected(A) > 0) is is_restored
+    for _ in range(4):
+        standing.answered_late(A, seconds)
+    assert standing.is_suspended(A) is not counts
+    assert (standing.expected(A) > 0) is counts
 
 
-def test_a_new_session_and_absence_restore(standing: Standing) -> None:
-    suspend(standing, A, B, C)
-    standing.forget(A)
-    standing.keep([A, B])
-    assert standing.suspended() == [B]
+def test_a_new_session_gets_a_task_and_no_patience(standing: Standing) -> None:
+    suspend(standing, A)
+    assert standing.candidates([A, B], 1) == ([B], [])
+    standing.renew(A)
+    standing.renew(B)
+    assert standing.candidates([A, B], 1) == ([B], [A])
+    assert standing.missed(A)
+    assert standing.candidates([A, B], 1) == ([B], [])
+
+
+def test_absence_restores_nobody(standing: Standing) -> None:
+    suspend(standing, A, B)
+    standing.answered(C, 1.0)
+    standing.keep([B])
+    assert standing.suspended() == [A, B]
+    assert C not in standing._records
+
+
+def test_the_clients_that_are_remembered_are_bounded(standing: Standing) -> None:
+    for number in range(5000):
+        standing.missed(uuid.UUID(int=number))
+    standing.keep([uuid.UUID(int=1)])
+    assert list(standing._records) == [uuid.UUID(int=number) for number in (1, *range(904, 5000))]
+
+
+def test_a_restored_server_goes_on(standing: Standing) -> None:
+    suspend(standing, A)
+    standing.candidates([A, B], 1)
+    standing.answered(B, 1.0)
+    standing.missed(C)
+    other = Standing(3, DEADLINE)
+    other.restore(standing.state())
+    assert other.suspended() == [A]
+    assert (other._turn, other._records[A], other._records[C]) == (1, standing._records[A], standing._records[C])
+    assert B not in other._records
 
 
 def test_log_has_one_line_for_each_suspension(standing: Standing, caplog: pytest.LogCaptureFixture) -> None:
     suspend(standing, A)
     standing.missed(A)
     assert caplog.messages == [
-        f"{A}: suspended: no good answer to its last 3 tasks; it gets the next one in 4 rounds at the latest"
+        f"{A}: suspended: no good answer to 3 of its last tasks; rounds wait for it again after 4 good ones"
     ]
 
 
