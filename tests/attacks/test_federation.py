@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import fl
-from fl.messages import Reply, Task, Update
+import netq
+from fl.messages import MESSAGES, Reply, Task, Update
 from netq.utils.stream import Stream
 from tests.attacks import classes
 from tests.attacks.pickles import MIB, PAYLOADS
-from tests.fl.federation import A, B, C, Federation, gives
+from tests.fl.federation import SOON, A, B, C, Federation, gives
 from tests.fl.test_client import serving
 
 pytestmark = pytest.mark.slow
@@ -27,11 +28,21 @@ def test_server_completes_its_rounds_under_attack() -> None:
         federation.join(A, gives(2))
         federation.join(B, gives(4))
         federation.join_raw(C, attack)
-        for _ in range(3):
-            report = federation.round(3)
+        report = federation.round(3)
+        assert "its message cannot be read" in str(report.failures[C])
+        for _ in range(3):  # the attacker is cut off, and comes back
             assert set(report.clients) == {A, B}
-            assert "its message cannot be read" in str(report.failures[C])
             assert federation.w == [3] * 3
+            report = federation.round(2)
+        federation.server.wait(3, 3 * SOON)  # so that it hears of the end
+    assert classes.state() == before
+
+
+def test_messages_of_a_federation_are_no_pickles() -> None:
+    before = classes.state()
+    for message in SENT:
+        with pytest.raises(netq.Unreadable):
+            MESSAGES.load(Stream([message]))
     assert classes.state() == before
 
 

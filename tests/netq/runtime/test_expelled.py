@@ -63,6 +63,7 @@ def test_messages_of_a_refused_client_are_dropped(communicators: Communicators, 
         client.put(number).result(LIMIT)
     server.expel(client.id, "it is loud", pause)
     assert sessions.ended.get(timeout=LIMIT) == client.id
+    assert [sessions.begun.get(timeout=LIMIT) for _ in range(2)] == [client.id] * 2
     client.put("later")
     kept = [] if pause else [0, 1, 2]
     assert [server.get(timeout=LIMIT).data for _ in [*kept, "later"]] == [*kept, "later"]
