@@ -16,7 +16,7 @@ from fl.callbacks.base import Callback
 from fl.report import RoundReport
 from fl.tensors import npz
 from fl.tensors.spec import Model
-from netq.utils.files import create, read_regular
+from netq.utils.files import read_regular, replacing
 from netq.validate import expect, flag, is_number, whole
 
 log = logging.getLogger("netq.fl")
@@ -71,14 +71,20 @@ class SaveBest(Callback):
         """Save the model if it is the best."""
         if report.number == 1:
             self._watched.best = None
+        before = self._watched.best
         if not self._watched.improves(report):
             return
+        try:
+            self._save(report.number, model)
+        except BaseException:  # a full disk, for example: the file has an older round, which the next one may surpass
+            self._watched.best = before
+            raise
+
+    def _save(self, number: int, model: Model) -> None:
         npz.save(self._path, model)
-        record = {"round": report.number, "metric": self._watched.metric, "value": self._watched.best}
-        new = self._record.with_name(f"{self._record.name}.new")
-        with create(new, 0o666) as file:
+        record = {"round": number, "metric": self._watched.metric, "value": self._watched.best}
+        with replacing(self._record, 0o666) as file:
             file.write(json.dumps(record).encode() + b"\n")
-        new.replace(self._record)
 
     def _kept(self) -> float | None:
         """Return the best value of a server before this one, None if there is none."""

@@ -139,11 +139,7 @@ class JsonLines(Callback):
     def __init__(self, path: str | os.PathLike[str], *, client_metrics: bool = False) -> None:
         self._path = Path(path)
         self._client_metrics = client_metrics
-        with self._path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")  # the last line is incomplete (power loss): keep it apart from the next one
+        self._path.open("ab").close()
 
     def federation_begins(self, details: Mapping[str, Any]) -> None:
         """Append a line."""
@@ -155,16 +151,21 @@ class JsonLines(Callback):
 
     def _append(self, values: Mapping[str, Any]) -> None:
         line = json.dumps({"time": time.time(), **values}, allow_nan=False)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        with self._path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a full disk, or a loss of power, has cut the last line
+                    line = f"\n{line}"
+            file.write(f"{line}\n".encode())
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the rounds of a file of JsonLines, each as `record` returns it.
 
     A restarted server may repeat rounds, and begins at 1 without a checkpoint: a round replaces earlier lines of its
-    number and above. Other lines are left out with a warning: a power loss may have cut one. Raises OSError if the file
-    cannot be read, ValueError if no line is a round.
+    number and above. Other lines are left out with a warning: a full disk or a power loss may have cut one.
+
+    Raises OSError if the file cannot be read, ValueError if no line is a round.
     """
     rounds: list[dict[str, Any]] = []
     skipped: list[int] = []

@@ -10,10 +10,12 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fl.callbacks.jsonl import missing, read, record
 from fl.report import RoundReport
+from netq.utils.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +47,9 @@ def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.
     _draw_metric(upper, rounds_of, name)
     _draw_bytes(lower, rounds_of)
     if out is not None:
-        figure.savefig(out, dpi=120)
+        path = Path(out).resolve()
+        with replacing(path, 0o666) as file:  # less the umask
+            figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
     return figure
 
 

@@ -14,6 +14,7 @@ import pytest
 import fl
 import netq
 from netq.errors import InvalidOption
+from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.federation import A, Federation, filled
 
 
@@ -79,6 +80,15 @@ def test_early_stopping(options: Any, values: list[float], rounds: int) -> None:
             break
     assert done == rounds
     assert callback.stop is (options != {"patience": 3})
+
+
+def test_a_round_that_could_not_be_saved_is_not_the_best(tmp_path: Path) -> None:
+    path = tmp_path / "best.npz"
+    callback = fl.SaveBest(path, "accuracy")
+    saved(callback, path, [0.5])
+    with disk_of(100), pytest.raises(OSError, match="too large"):
+        callback.round_ends(report(2, accuracy=0.9), filled(0.9))
+    assert saved(callback, path, [0.4, 0.7], first=3) == [0.5, 0.7]
 
 
 def test_a_callback_ends_the_rounds_of_a_server() -> None:

@@ -12,6 +12,7 @@ import pytest
 import fl
 from fl.callbacks import plots
 from fl.callbacks.jsonl import JsonLines
+from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.federation import A, zeros
 
 pytest.importorskip("matplotlib")
@@ -78,6 +79,16 @@ def test_format_follows_the_suffix(tmp_path: Path, suffix: str, head: bytes) -> 
     out = tmp_path / f"rounds.{suffix}"
     plots.rounds({"run": reports(0.5)}, out=out)
     assert out.read_bytes().startswith(head)
+
+
+def test_full_disk_leaves_the_picture_as_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "rounds.png"
+    plots.rounds({"run": reports(0.5)}, out=out)
+    before = out.read_bytes()
+    with disk_of(1000), pytest.raises(OSError, match="too large"):
+        plots.rounds({"run": reports(0.5, 0.75)}, out=out)
+    assert [path.name for path in tmp_path.iterdir()] == ["rounds.png"]
+    assert out.read_bytes() == before
 
 
 @pytest.mark.parametrize(
