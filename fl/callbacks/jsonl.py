@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fl.callbacks.base import Callback, Callbacks, ClientState
-from fl.report import FailureKind, RoundReport
+from fl.report import MEASURED, FailureKind, RoundReport
 from fl.tensors.spec import Model
-from netq.text import describe
+from netq.text import describe, printable
 from netq.validate import expect, is_function
 
 log = logging.getLogger("netq.fl")
 
 _BEGIN: dict[str, Any] = {}  # stands for a line before the first round
-MEASURED = "server_"  # prefix of the names that `Measured` adds
 
 Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 
@@ -75,7 +74,7 @@ def scalars(report: RoundReport) -> dict[str, float]:
 class Measured(Callback):
     """Adds the result of `measure(model)` to the report's evaluation, then calls other callbacks with it.
 
-    The names get the prefix `server_`, because the clients' evaluation may use the same names. The server waits for
+    The names get the prefix `server_`, which no name of a client's metric in a report has. The server waits for
     `measure`. If it raises, or returns no dict of numbers, the error is logged and the report stays as it is.
     """
 
@@ -106,8 +105,8 @@ class Measured(Callback):
         if not report.clients:
             self._callbacks.round_ends(report, model)
             return
-        measured = {f"{MEASURED}{name}": value for name, value in self._results(model).items()}
-        self._callbacks.round_ends(replace(report, evaluation={**report.evaluation, **measured}), model)
+        measured = {printable(f"{MEASURED}{name}"): value for name, value in self._results(model).items()}
+        self._callbacks.round_ends(replace(report, evaluation={**measured, **report.evaluation}), model)
 
     def _results(self, model: Model) -> dict[str, float]:
         try:
