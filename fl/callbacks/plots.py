@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fl.callbacks.jsonl import missing, read, record
 from fl.report import RoundReport
+from netq.text import printable
 from netq.utils.files import replacing
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Run: TypeAlias = "str | os.PathLike[str] | Iterable[RoundReport]"
+_NO_MARKUP: Any = {"parse_math": False, "usetex": False}  # clients choose the names of metrics
 _Rounds: TypeAlias = Sequence[Mapping[str, Any]]  # each as fl.callbacks.jsonl.record returns it
 
 
@@ -79,12 +81,13 @@ def _value(round: Mapping[str, Any], name: str) -> float:
 
 
 def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], name: str) -> None:
-    for run, each in runs.items():
-        axes.plot([r["round"] for r in each], [_value(r, name) for r in each], marker="o", markersize=3, label=run)
-    axes.set_ylabel(name)
+    for each in runs.values():
+        axes.plot([r["round"] for r in each], [_value(r, name) for r in each], marker="o", markersize=3)
+    axes.set_ylabel(printable(name), **_NO_MARKUP)
     axes.grid(alpha=0.3)
     if len(runs) > 1:
-        axes.legend()
+        for text in axes.legend(axes.get_lines(), list(runs)).get_texts():
+            text.set(**_NO_MARKUP)
 
 
 def _draw_bytes(axes: Axes, runs: Mapping[str, _Rounds]) -> None:
