@@ -42,13 +42,14 @@ _MAX_EXAMPLES = 2**53  # up to which a float64 holds every whole number
 _MAX_TIME = 2**40  # seconds since 1970
 _MAX_METRICS = 1000  # in one message
 _MAX_NAME = 100  # characters of a metric's name
+_MAX_VALUE = float(np.finfo(np.float32).max)  # of a metric: means over all clients and examples are finite
 
 
 @dataclass(frozen=True)
 class Update:
     """A trained model. Raises InvalidUpdate.
 
-    metrics: means over the `num_examples` of the training data.
+    metrics: means over the `num_examples` of the training data. Values beyond a float32 become its largest one.
     extra:   further arrays or tensors by name, which some strategies need (fl.ControlVariate).
     """
 
@@ -363,4 +364,5 @@ def _checked_metrics(metrics: object) -> dict[str, float]:
         except (TypeError, ValueError, OverflowError):
             expect(False, f"metrics[{name!r}]", value, "a number")
         expect(math.isfinite(checked[name]), f"metrics[{name!r}]", value, "a finite number")
+        checked[name] = min(max(checked[name], -_MAX_VALUE), _MAX_VALUE)
     return checked

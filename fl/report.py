@@ -1,7 +1,7 @@
 """The result of a round: the clients that were asked, those that answered, those that failed, and why.
 
 fl/server/collector.py keeps a `RoundState` while the round runs. fl/server/server.py makes the user's `RoundReport` of
-it.
+it. Clients choose the names of their metrics: `RoundState.means` decides which of them a report has.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import re
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -19,12 +20,15 @@ from netq.text import printable
 
 log = logging.getLogger("netq.fl")
 
-_MAX_NAMES = 1000  # metrics in a report: clients choose the names
+MEASURED = "server_"  # prefix of the names that fl.Measured adds to the evaluation: no metric of a client has it
+_MAX_NAMES = 1000  # means in a report
+_FEW_NAMES = 100  # means in a report up to which names count that few clients have: one client can invent as many
 _LARGE_SHARE = 0.5  # of the examples: a client with more is named …
 _MANY = 3  # … if there are so many clients
 
 _USAGE = "usage."  # how the names of metrics begin that say what a device has used (edge/usage.py)
-_LONGEST = 200_000  # characters of a report's line: it has the names of all metrics
+_SHOWN = 20  # metrics in a report's line
+_PLAIN = re.compile(r"[\w./:@%+()\[\]-]+")  # a name that a report's line has without quotes
 
 
 class FailureKind(enum.Enum):
@@ -64,7 +68,7 @@ class RoundReport:
     number: int
     clients: tuple[uuid.UUID, ...]  # their updates are in the model; none: the round did not count
     failures: Mapping[uuid.UUID, ClientFailure]  # clients that were asked, and whose updates are not in the model
-    metrics: Mapping[str, float]  # of training: means by number of examples. "usage.…" is not in `str`
+    metrics: Mapping[str, float]  # of training: means by number of examples, names that most clients have first
     evaluation: Mapping[str, float]  # of the new model: means by number of examples
     seconds: float
     bytes_in: int
@@ -77,18 +81,22 @@ class RoundReport:
     suspended: tuple[uuid.UUID, ...] = ()  # clients without a good answer to their last tasks: no round waits for them
 
     def __str__(self) -> str:
-        metrics, evaluation = [
-            "".join(f", {before}{name} {value:.4g}" for name, value in of.items() if not name.startswith(_USAGE))
-            for before, of in (("", self.metrics), ("evaluated ", self.evaluation))
-        ]
+        metrics, evaluation = _line(self.metrics), _line(self.evaluation, "evaluated ")
         late = f" ({len(self.staleness)} late)" if self.staleness else ""
         clients = f"{len(self.clients)} clients{late}" if self.clients else f"attempt {self.attempt} does not count"
         suspended = f", {len(self.suspended)} suspended" if self.suspended else ""
-        return printable(
+        return (
             f"round {self.number}: {clients}, {len(self.failures)} failed{suspended}{metrics}{evaluation}"
-            f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out",
-            _LONGEST,
+            f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out"
         )
+
+
+def _line(metrics: Mapping[str, float], before: str = "") -> str:
+    """Return the first metrics for a line. A name that could be taken for another part of the line is quoted."""
+    names = [name for name in metrics if not name.startswith(_USAGE)]
+    shown = [(name if _PLAIN.fullmatch(name) else ascii(name), metrics[name]) for name in names[:_SHOWN]]
+    more = f", {before}{len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return "".join(f", {before}{name} {value:.4g}" for name, value in shown) + more
 
 
 def _size(count: int) -> str:
@@ -103,9 +111,7 @@ class RoundState:
     failures: dict[uuid.UUID, ClientFailure] = field(default_factory=dict)
     weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of the answers that count
     staleness: dict[uuid.UUID, int] = field(default_factory=dict)  # of the late ones among them, in rounds
-    metrics: dict[str, float] = field(default_factory=dict)  # means by number of examples
-    client_metrics: dict[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)
-    totals: dict[str, int] = field(default_factory=dict)  # number of examples behind each mean
+    client_metrics: dict[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of the same answers
     folded: int = 0  # updates; with an asynchronous strategy a client may have several
     counts: Counter[uuid.UUID] = field(default_factory=Counter)  # of each client
 
@@ -119,15 +125,27 @@ class RoundState:
         self.staleness.pop(peer, None)
         if staleness:
             self.staleness[peer] = staleness
-        self.client_metrics[peer] = content.metrics
-        for name, value in content.metrics.items():
-            if name not in self.totals and len(self.totals) >= _MAX_NAMES:
-                continue
-            total = self.totals[name] = self.totals.get(name, 0) + content.num_examples
-            mean = self.metrics.get(name, 0.0)
-            share = content.num_examples / total
-            moved = mean + (value - mean) * share  # the difference of finite floats may overflow
-            self.metrics[name] = moved if math.isfinite(moved) else mean * (1 - share) + value * share
+        metrics = content.metrics.items()
+        self.client_metrics[peer] = {name: value for name, value in metrics if not name.startswith(MEASURED)}
+
+    def means(self) -> dict[str, float]:
+        """Return the means of the metrics by number of examples; a client counts with its last answer.
+
+        First the names that most clients have, then in alphabetical order. Names that at most half of the clients have
+        count only while there are fewer than 100: so one client can hide no metric of the others, and an honest
+        minority keeps its own.
+        """
+        clients = Counter(name for metrics in self.client_metrics.values() for name in metrics)
+        of_most = sum(2 * count > len(self.client_metrics) for count in clients.values())
+        names = sorted(clients, key=lambda name: (-clients[name], name))
+        return {name: self._mean(name) for name in names[: min(max(of_most, _FEW_NAMES), _MAX_NAMES)]}
+
+    def _mean(self, name: str) -> float:
+        """Return the mean of a metric. It is the sum of differences from one value: so equal values are their mean."""
+        peers = [peer for peer, metrics in self.client_metrics.items() if name in metrics]
+        values, weights = [self.client_metrics[peer][name] for peer in peers], [self.weights[peer] for peer in peers]
+        sums = math.fsum((value - values[0]) * weight for value, weight in zip(values, weights, strict=True))
+        return values[0] + sums / sum(weights)
 
     def fail(self, peer: uuid.UUID, failure: ClientFailure) -> bool:
         """Record a client's failure. Return whether it is recorded.
@@ -157,5 +175,4 @@ class RoundState:
         self.failures |= dict.fromkeys(self.weights, ClientFailure(FailureKind.VOID, reason))
         self.weights.clear()
         self.staleness.clear()
-        self.metrics.clear()
         self.client_metrics.clear()

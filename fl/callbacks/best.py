@@ -9,27 +9,35 @@ import json
 import logging
 import math
 import os
+import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from fl.callbacks.base import Callback
-from fl.report import RoundReport
+from fl.report import MEASURED, RoundReport
 from fl.tensors import npz
 from fl.tensors.spec import Model
-from netq.utils.files import create, read_regular
+from netq.utils.files import read_regular, replacing
 from netq.validate import expect, flag, is_number, whole
 
 log = logging.getLogger("netq.fl")
+
+Of: TypeAlias = Literal["mean", "median"] | None
+
+_MEDIAN_OF = 5  # clients from which the median is the default: of five it holds against two
+_NAMED = 20  # metrics in a warning
 
 
 class _Watched:
     """A metric, and the best value that it has had. Reads the evaluation, and the metrics of training without it."""
 
-    def __init__(self, owner: str, metric: str, lowest: bool, min_delta: float = 0.0) -> None:
+    def __init__(self, owner: str, metric: str, lowest: bool, of: Of, min_delta: float = 0.0) -> None:
         expect(isinstance(metric, str) and metric != "", f"{owner}.metric", metric, 'a name, as in "accuracy"')
         flag(f"{owner}.lowest", lowest)
+        expect(of in (None, "mean", "median"), f"{owner}.of", of, '"mean", "median", or None')
         self.metric = metric
         self.best: float | None = None
+        self._of = of
         self._sign = -1 if lowest else 1
         self._min_delta = min_delta
         self._is_warned = False
@@ -38,17 +46,33 @@ class _Watched:
         """Note the value of a round. Return whether it is the best one; None if there is no value."""
         if not report.clients:  # the attempt does not count, and the model is as before
             return None
-        value = {**report.metrics, **report.evaluation}.get(self.metric)
+        value = self._value(report)
         if value is None or not math.isfinite(value):
             if not self._is_warned:
                 self._is_warned = True
-                known = ", ".join(sorted({*report.metrics, *report.evaluation})[:20]) or "none"
+                known = ", ".join(list(dict.fromkeys([*report.metrics, *report.evaluation]))[:_NAMED]) or "none"
                 log.warning("round %d has no metric %r; it has: %s", report.number, self.metric, known)
             return None
         if self.best is not None and self._sign * (value - self.best) <= self._min_delta:
             return False
         self.best = value
         return True
+
+    def _value(self, report: RoundReport) -> float | None:
+        """Return the value of a round, None if it has none.
+
+        A name that fewer than half of the clients have does not count: one client could replace the metric of training
+        by one of its evaluation.
+        """
+        for means, clients in (
+            (report.evaluation, report.client_evaluation),
+            (report.metrics, report.client_metrics),
+        ):
+            values = [metrics[self.metric] for metrics in clients.values() if self.metric in metrics]
+            if self.metric in means and (self.metric.startswith(MEASURED) or 2 * len(values) >= len(clients)):
+                is_median = self._of == "median" or (self._of is None and len(values) >= _MEDIAN_OF)
+                return statistics.median(values) if values and is_median else means[self.metric]
+        return None
 
 
 class SaveBest(Callback):
@@ -57,28 +81,37 @@ class SaveBest(Callback):
     path:   of the .npz file. `np.load` reads it.
     metric: name of a metric of the evaluation, or of training; with fl.Measured, "server_accuracy" and the like.
     lowest: whether the lowest value is the best.
+    of:     "mean": the mean by number of examples; "median": the median of the clients, which fewer than half of them
+            cannot move out of the range of the others' values; None: the median of five or more clients, the mean of
+            fewer. What fl.Measured adds is neither.
 
     A server that resumes goes on with the value in the .json file; a federation that begins with round 1 begins anew.
     """
 
-    def __init__(self, path: str | os.PathLike[str], metric: str, *, lowest: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], metric: str, *, lowest: bool = False, of: Of = None) -> None:
         self._path = Path(path)
         self._record = self._path.with_suffix(".json")
-        self._watched = _Watched("SaveBest", metric, lowest)
+        self._watched = _Watched("SaveBest", metric, lowest, of)
         self._watched.best = self._kept()
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Save the model if it is the best."""
         if report.number == 1:
             self._watched.best = None
+        before = self._watched.best
         if not self._watched.improves(report):
             return
+        try:
+            self._save(report.number, model)
+        except BaseException:  # a full disk, for example: the file has an older round, which the next one may surpass
+            self._watched.best = before
+            raise
+
+    def _save(self, number: int, model: Model) -> None:
         npz.save(self._path, model)
-        record = {"round": report.number, "metric": self._watched.metric, "value": self._watched.best}
-        new = self._record.with_name(f"{self._record.name}.new")
-        with create(new, 0o666) as file:
+        record = {"round": number, "metric": self._watched.metric, "value": self._watched.best}
+        with replacing(self._record, 0o666) as file:
             file.write(json.dumps(record).encode() + b"\n")
-        new.replace(self._record)
 
     def _kept(self) -> float | None:
         """Return the best value of a server before this one, None if there is none."""
@@ -100,12 +133,15 @@ class EarlyStopping(Callback):
     patience:  rounds without an improvement.
     min_delta: what counts as an improvement: more than this.
     lowest:    whether lower values are better.
+    of:        the mean or the median of the clients, as of SaveBest.
     """
 
-    def __init__(self, metric: str, patience: int = 10, *, min_delta: float = 0.0, lowest: bool = False) -> None:
+    def __init__(
+        self, metric: str, patience: int = 10, *, min_delta: float = 0.0, lowest: bool = False, of: Of = None
+    ) -> None:
         whole("EarlyStopping.patience", patience, 1)
         expect(is_number(min_delta, 0), "EarlyStopping.min_delta", min_delta, "a number, 0 or more")
-        self._watched = _Watched("EarlyStopping", metric, lowest, min_delta)
+        self._watched = _Watched("EarlyStopping", metric, lowest, of, min_delta)
         self._patience = patience
         self._without = 0  # rounds
 

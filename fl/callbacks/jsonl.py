@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fl.callbacks.base import Callback, Callbacks, ClientState
-from fl.report import FailureKind, RoundReport
+from fl.report import MEASURED, FailureKind, RoundReport
 from fl.tensors.spec import Model
-from netq.text import describe
+from netq.text import describe, printable
 from netq.validate import expect, is_function
 
 log = logging.getLogger("netq.fl")
 
 _BEGIN: dict[str, Any] = {}  # stands for a line before the first round
-MEASURED = "server_"  # prefix of the names that `Measured` adds
 
 Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 
@@ -75,7 +74,7 @@ def scalars(report: RoundReport) -> dict[str, float]:
 class Measured(Callback):
     """Adds the result of `measure(model)` to the report's evaluation, then calls other callbacks with it.
 
-    The names get the prefix `server_`, because the clients' evaluation may use the same names. The server waits for
+    The names get the prefix `server_`, which no name of a client's metric in a report has. The server waits for
     `measure`. If it raises, or returns no dict of numbers, the error is logged and the report stays as it is.
     """
 
@@ -106,8 +105,8 @@ class Measured(Callback):
         if not report.clients:
             self._callbacks.round_ends(report, model)
             return
-        measured = {f"{MEASURED}{name}": value for name, value in self._results(model).items()}
-        self._callbacks.round_ends(replace(report, evaluation={**report.evaluation, **measured}), model)
+        measured = {printable(f"{MEASURED}{name}"): value for name, value in self._results(model).items()}
+        self._callbacks.round_ends(replace(report, evaluation={**measured, **report.evaluation}), model)
 
     def _results(self, model: Model) -> dict[str, float]:
         try:
@@ -139,11 +138,7 @@ class JsonLines(Callback):
     def __init__(self, path: str | os.PathLike[str], *, client_metrics: bool = False) -> None:
         self._path = Path(path)
         self._client_metrics = client_metrics
-        with self._path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")  # the last line is incomplete (power loss): keep it apart from the next one
+        self._path.open("ab").close()
 
     def federation_begins(self, details: Mapping[str, Any]) -> None:
         """Append a line."""
@@ -155,16 +150,21 @@ class JsonLines(Callback):
 
     def _append(self, values: Mapping[str, Any]) -> None:
         line = json.dumps({"time": time.time(), **values}, allow_nan=False)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        with self._path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a full disk, or a loss of power, has cut the last line
+                    line = f"\n{line}"
+            file.write(f"{line}\n".encode())
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the rounds of a file of JsonLines, each as `record` returns it.
 
     A restarted server may repeat rounds, and begins at 1 without a checkpoint: a round replaces earlier lines of its
-    number and above. Other lines are left out with a warning: a power loss may have cut one. Raises OSError if the file
-    cannot be read, ValueError if no line is a round.
+    number and above. Other lines are left out with a warning: a full disk or a power loss may have cut one.
+
+    Raises OSError if the file cannot be read, ValueError if no line is a round.
     """
     rounds: list[dict[str, Any]] = []
     skipped: list[int] = []

@@ -8,12 +8,14 @@ drops a batch that failed; docs/explanation/design.md, "Libraries taken and not 
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
+import re
 import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from fl.callbacks.base import Callback
@@ -28,6 +30,9 @@ log = logging.getLogger("netq.fl")
 _CLOSE_TIMEOUT = 10.0  # seconds that `close` waits for calls that are not sent yet
 # Errors after which a call is tried again. INTERNAL_ERROR is what MLflow's client reports when there is no answer.
 _RETRY = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")
+_REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")  # errors that one number of a batch may cause
+# What MLflow refuses in a name after "metrics/", and "/": a store of files would take "a/b" for a file in a folder "a".
+_UNSAFE = re.compile(r"[^\w .-]|^\.*$")
 
 
 class MLflow(Callback):
@@ -36,6 +41,8 @@ class MLflow(Callback):
     `uri`: address of the server, as in "http://mlflow.local:5000". Raises netq.AddressError if it does not answer at
     the start. Later it may be slow or unreachable: rounds continue, the outage is logged once, and the metrics are kept
     and sent with the next round. `close` waits 10 s for them, and logs how many were not sent.
+
+    A name of a client's metric gets "_" in place of the characters that MLflow refuses, and of "/".
     """
 
     def __init__(self, uri: str, experiment: str = "federation") -> None:
@@ -53,15 +60,16 @@ class MLflow(Callback):
             why_not = f"MLflow does not answer at {uri} ({_reason(error)}); start its server, or correct the address"
             raise AddressError(why_not) from error
         self._pending: deque[Callable[[], Any]] = deque()  # calls that have not succeeded yet, in order
-        self._wake, self._closing, self._failing = threading.Event(), False, False
+        self._wake, self._closing, self._failing, self._refusing = threading.Event(), False, False, False
         self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)  # does not delay process exit
         self._thread.start()
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Queue the round's numbers."""
         now = int(time.time() * 1000)
-        metrics = [self._metric(name, value, now, report.number) for name, value in scalars(report).items()]
-        self._pending.append(functools.partial(self._client.log_batch, self._run, metrics=metrics))
+        numbers = _named(scalars(report))
+        metrics = [self._metric(name, value, now, report.number) for name, value in numbers.items()]
+        self._pending.append(functools.partial(self._log, metrics))
         self._wake.set()
 
     def close(self, status: str = "FINISHED") -> None:
@@ -97,6 +105,22 @@ class MLflow(Callback):
             while self._pending and self._try(self._pending[0]):
                 self._pending.popleft()
 
+    def _log(self, metrics: list[Any]) -> None:
+        """Log numbers. If the server refuses one of them, log the others: it refuses a batch as a whole."""
+        try:
+            self._client.log_batch(self._run, metrics=metrics)
+        except self._error as error:
+            if error.error_code not in _REFUSED:
+                raise
+            if len(metrics) > 1:
+                half = len(metrics) // 2
+                self._log(metrics[:half])
+                self._log(metrics[half:])
+            elif not self._refusing:
+                self._refusing = True
+                text = "MLflow at %s refuses %s (%s); it gets the other numbers (said once)"
+                log.warning(text, self._uri, metrics[0].key, _reason(error))
+
     def _try(self, call: Callable[[], Any]) -> bool:
         """Make a call; return False if it must be tried again."""
         try:
@@ -113,6 +137,18 @@ class MLflow(Callback):
             log.warning("MLflow at %s answers again", self._uri)
         self._failing = False
         return True
+
+
+def _named(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers under names that MLflow takes. Of two that become the same, the second gets a hash."""
+    found: dict[str, float] = {}
+    for name, value in numbers.items():
+        kind, slash, rest = name.partition("/")
+        safe = f"{kind}/{_UNSAFE.sub('_', rest)}" if slash else name
+        if safe in found:
+            safe = f"{safe}_{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
+        found[safe] = value
+    return found
 
 
 def _reason(error: BaseException) -> str:

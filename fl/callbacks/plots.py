@@ -10,16 +10,20 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fl.callbacks.jsonl import missing, read, record
 from fl.report import RoundReport
+from netq.text import printable
+from netq.utils.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Run: TypeAlias = "str | os.PathLike[str] | Iterable[RoundReport]"
+_NO_MARKUP: Any = {"parse_math": False, "usetex": False}  # clients choose the names of metrics
 _Rounds: TypeAlias = Sequence[Mapping[str, Any]]  # each as fl.callbacks.jsonl.record returns it
 
 
@@ -45,7 +49,9 @@ def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.
     _draw_metric(upper, rounds_of, name)
     _draw_bytes(lower, rounds_of)
     if out is not None:
-        figure.savefig(out, dpi=120)
+        path = Path(out).resolve()
+        with replacing(path, 0o666) as file:  # less the umask
+            figure.savefig(file, format=path.suffix[1:] or "png", dpi=120)
     return figure
 
 
@@ -75,12 +81,13 @@ def _value(round: Mapping[str, Any], name: str) -> float:
 
 
 def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], name: str) -> None:
-    for run, each in runs.items():
-        axes.plot([r["round"] for r in each], [_value(r, name) for r in each], marker="o", markersize=3, label=run)
-    axes.set_ylabel(name)
+    for each in runs.values():
+        axes.plot([r["round"] for r in each], [_value(r, name) for r in each], marker="o", markersize=3)
+    axes.set_ylabel(printable(name), **_NO_MARKUP)
     axes.grid(alpha=0.3)
     if len(runs) > 1:
-        axes.legend()
+        for text in axes.legend(axes.get_lines(), list(runs)).get_texts():
+            text.set(**_NO_MARKUP)
 
 
 def _draw_bytes(axes: Axes, runs: Mapping[str, _Rounds]) -> None:

@@ -78,7 +78,7 @@ class Progress(Callback):
         with self._lock:
             self._title = f"round {report.number} has ended; waiting for clients"
             self._begin = time.monotonic()
-        self._console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+        self._console.print(str(report), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

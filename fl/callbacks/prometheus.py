@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from fl.callbacks.base import Callback
-from fl.callbacks.jsonl import MEASURED, missing
+from fl.callbacks.jsonl import missing
 from fl.report import FailureKind, RoundReport
 from fl.tensors.spec import Model
 from netq.errors import AddressError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("netq.fl")
 
-_MAX_NAMES = 100  # time series of one gauge: clients choose the names of metrics, and Prometheus keeps each for ever
+_MAX_NAMES = 100  # time series of one gauge: Prometheus keeps each name for ever
 
 
 class Prometheus(Callback):
@@ -29,8 +30,8 @@ class Prometheus(Callback):
     port: 0 lets the system choose a free one; the property `port` returns it.
     host: the address to listen on. There is no authentication, so the default is this machine only.
 
-    Uses a registry of its own. Metrics and evaluation have 100 names each at most: names of the previous round first,
-    then names that the server measures, then in alphabetical order. Raises netq.AddressError.
+    Uses a registry of its own. Metrics and evaluation have 100 names each at most, the first of the report: those that
+    the server measures, then those that most clients have. Raises netq.AddressError.
     """
 
     def __init__(self, port: int = 9100, host: str = "127.0.0.1") -> None:
@@ -98,7 +99,7 @@ class _GaugeByName:
 
     def set(self, values: Mapping[str, float]) -> None:
         """Serve these values, and no others."""
-        names = set(sorted(values, key=self._rank)[:_MAX_NAMES])
+        names = set(islice(values, _MAX_NAMES))
         for name in names:
             self._gauge.labels(name).set(values[name])
         for name in self._names - names:
@@ -107,6 +108,3 @@ class _GaugeByName:
         if len(values) > _MAX_NAMES and not self._warned:
             self._warned = True
             log.warning("%s has %d names; Prometheus gets %d (said once)", self._name, len(values), _MAX_NAMES)
-
-    def _rank(self, name: str) -> tuple[bool, bool, str]:
-        return name not in self._names, not name.startswith(MEASURED), name

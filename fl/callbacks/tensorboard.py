@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from functools import partial
 from typing import Any, Self
 
 from fl.callbacks.base import Callback
@@ -19,17 +21,27 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise missing("fl.TensorBoard", "torch and tensorboard", "torch tensorboard", error) from error
-        self._writer: Any = SummaryWriter(os.fspath(folder))
+        self._open = partial(SummaryWriter, os.fspath(folder))
+        self._writer: Any = self._open()
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Write the round's numbers."""
-        for name, value in scalars(report).items():
-            self._writer.add_scalar(name, value, report.number)
-        self._writer.flush()
+        if self._writer is None:  # a full disk, for example, has ended the thread of the one before
+            self._writer = self._open()
+        try:
+            for name, value in scalars(report).items():
+                self._writer.add_scalar(name, value, report.number)
+            self._writer.flush()
+        except OSError:
+            with suppress(OSError):
+                self.close()
+            self._writer = None
+            raise
 
     def close(self) -> None:
         """Close the file."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def __enter__(self) -> Self:
         return self

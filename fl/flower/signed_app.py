@@ -26,7 +26,7 @@ from fl.flower.app_folder import PROJECT, AppFolder
 from fl.flower.checked_modules import CheckedModules
 from netq.errors import InvalidOption, SecurityError
 from netq.text import printable
-from netq.utils.files import create, read_regular
+from netq.utils.files import create, read_regular, replacing
 
 if TYPE_CHECKING:
     from fl.flower.apps import ClientApp
@@ -205,7 +205,8 @@ def sign(folder: AppFolder, key: Path) -> str:
     files = _files(folder)
     digest = _digest(files)
     signature = signer("KEY.pem", load_key("KEY.pem", key))(_CONTEXT + digest)
-    _write(folder.path / NAME, _text(digest, signature), 0o644)
+    with replacing(folder.path / NAME, 0o644) as file:
+        file.write(_text(digest, signature))
     return folder.version
 
 
@@ -249,6 +250,6 @@ def _parse(text: bytes) -> tuple[bytes, bytes]:
     return bytes.fromhex(digest), base64.b64decode(signature, validate=True)
 
 
-def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
-    with create(path, mode) as file:
+def _write(path: Path, content: bytes) -> None:
+    with create(path) as file:
         file.write(content)

@@ -28,7 +28,7 @@ from fl.tensors.serialization import serialization
 from netq.buffers import Buffer
 from netq.errors import Unreadable
 from netq.protocol.memory import Memory
-from netq.utils.files import create, open_regular
+from netq.utils.files import open_regular, replacing
 from netq.utils.stream import Stream
 
 log = logging.getLogger("netq.fl")
@@ -72,15 +72,8 @@ class Checkpoint:
         """
         if wrong := unserializable(state):
             raise CheckpointError(f"{self._path}: cannot be written: {wrong}; a strategy's `state` returns such")
-        new = _beside(self._path, "new")
-        with create(new) as file:
+        with replacing(self._path, keep=_beside(self._path, "previous")) as file:
             _write(file, _PLAIN.dump(dict(state)))
-            file.flush()
-            os.fsync(file.fileno())
-        if self._path.exists():
-            self._path.replace(_beside(self._path, "previous"))
-        new.replace(self._path)
-        _to_disk(self._path.parent)
 
     def close(self) -> None:
         """Release the lock. Harmless if repeated."""
@@ -170,12 +163,3 @@ def _read_body(path: Path, file: BinaryIO) -> memoryview:
     if digest.digest() != file.read(_DIGEST):
         raise CheckpointError(f"{path}: is damaged: its bytes have changed since they were written")
     return body
-
-
-def _to_disk(folder: Path) -> None:
-    """Synchronise a folder to the disk, so that a rename survives a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

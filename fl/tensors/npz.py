@@ -6,7 +6,6 @@ trained; `save` at the end. `np.savez` is not used: a tensor with the name of on
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fl.tensors.spec import Model, specs_of
-from netq.utils.files import create
+from netq.utils.files import replacing
 
 _DTYPES = frozenset(np.dtype(code).name for code in "?bhilqBHILQefdFD")
 _MAX_NAME = 60_000  # bytes; the limit of a zip file is 65535, extra fields included
@@ -34,17 +33,12 @@ def check(model: Model) -> None:
 
 
 def save(path: Path, model: Model) -> None:
-    """Replace the file atomically: write `….new`, sync it to the disk, rename it. Follows a link. Raises OSError."""
-    path = path.resolve()
-    new = path.with_name(f"{path.name}.new")
-    with create(new, 0o666) as file:  # less the umask: the model is for other programs, too
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, tensor in model.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    npy.write_array(member, _array(tensor), allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    """Replace the file by a whole one, or leave it as it is. Follows a link. Raises OSError."""
+    # less the umask: the model is for other programs, too
+    with replacing(path.resolve(), 0o666) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, tensor in model.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, _array(tensor), allow_pickle=False)
 
 
 def _is_name(name: object) -> bool:

@@ -136,6 +136,12 @@ def test_a_metric_is_a_finite_number(make: Callable[[Any], Any], value: object) 
         make({"loss": value})
 
 
+def test_a_metric_is_bounded_by_what_a_float32_holds() -> None:
+    values = {"perplexity": 2.7e43, "low": -1.7e308, "largest": float(np.finfo(np.float32).max), "small": 1e-300}
+    largest = values["largest"]
+    assert Report(1, values).metrics == {"perplexity": largest, "low": -largest, "largest": largest, "small": 1e-300}
+
+
 def test_a_metric_becomes_a_float() -> None:
     metrics: dict[str, Any] = {"a": 1, "b": np.float32(0.5), "c": torch.tensor(0.25), "d": True}
     report = Report(1, metrics)

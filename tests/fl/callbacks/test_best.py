@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import fl
 import netq
 from netq.errors import InvalidOption
+from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.federation import A, Federation, filled
 
 
@@ -81,6 +83,72 @@ def test_early_stopping(options: Any, values: list[float], rounds: int) -> None:
     assert callback.stop is (options != {"patience": 3})
 
 
+def of_clients(number: int, *values: float, **evaluation: float) -> fl.RoundReport:
+    """A round whose clients report these accuracies after their training."""
+    clients = {uuid.UUID(int=client): {"accuracy": value} for client, value in enumerate(values)}
+    means = {"accuracy": sum(values) / len(values)}
+    of_one = {next(iter(clients)): evaluation} if evaluation else {}
+    each = {**{peer: {} for peer in clients}, **of_one}
+    return fl.RoundReport(
+        number, tuple(clients), {}, means, evaluation, 1.0, 10, 20, client_metrics=clients, client_evaluation=each
+    )
+
+
+LIE = 3.4e38  # about the largest value that a client can claim
+
+
+@pytest.mark.parametrize(
+    ("values", "of", "watched"),
+    [
+        ((0.1, 0.2, 0.3, 0.4, LIE), None, 0.3),
+        ((0.1, 0.2, 0.3, LIE, LIE), None, 0.3),
+        ((-LIE, 0.2, 0.3, 0.4, -LIE, 0.6), None, 0.25),
+        ((0.1, 0.2, 0.3, LIE), None, LIE / 4),  # fewer than five: the mean
+        ((0.1, 0.2, LIE), "median", 0.2),
+        ((1.0, 1.0, 1.0, 1.0, 6.0), "mean", 2.0),
+        ((0.1, LIE), "median", LIE / 2),  # half of the clients
+    ],
+)
+def test_fewer_than_half_of_the_clients_do_not_move_a_median(
+    tmp_path: Path, values: tuple[float, ...], of: Any, watched: float
+) -> None:
+    fl.SaveBest(tmp_path / "best.npz", "accuracy", of=of).round_ends(of_clients(1, *values), filled(1))
+    assert json.loads((tmp_path / "best.json").read_text())["value"] == pytest.approx(watched)
+
+
+def test_one_liar_ends_no_federation(tmp_path: Path) -> None:
+    path = tmp_path / "best.npz"
+    early, best = fl.EarlyStopping("accuracy", patience=3), fl.SaveBest(path, "accuracy")
+    for number in range(1, 11):
+        lie = LIE if number == 1 else 0.0
+        for callback in (early, best):
+            callback.round_ends(of_clients(number, lie, *[number / 100] * 4), filled(number))
+        assert not early.stop
+    assert json.loads((tmp_path / "best.json").read_text()) == {"round": 10, "metric": "accuracy", "value": 0.1}
+
+
+def test_one_evaluation_does_not_replace_the_training_of_all(tmp_path: Path) -> None:
+    fl.SaveBest(tmp_path / "best.npz", "accuracy").round_ends(of_clients(1, 0.5, 0.5, 0.5, accuracy=LIE), filled(1))
+    assert json.loads((tmp_path / "best.json").read_text())["value"] == 0.5
+
+
+def test_what_the_server_measures_is_no_median(tmp_path: Path) -> None:
+    measured = fl.Measured(
+        lambda model: {"accuracy": 0.75}, [fl.SaveBest(tmp_path / "best.npz", "server_accuracy", of="median")]
+    )
+    measured.round_ends(of_clients(1, *[0.5] * 5), filled(1))
+    assert json.loads((tmp_path / "best.json").read_text())["value"] == 0.75
+
+
+def test_a_round_that_could_not_be_saved_is_not_the_best(tmp_path: Path) -> None:
+    path = tmp_path / "best.npz"
+    callback = fl.SaveBest(path, "accuracy")
+    saved(callback, path, [0.5])
+    with disk_of(100), pytest.raises(OSError, match="too large"):
+        callback.round_ends(report(2, accuracy=0.9), filled(0.9))
+    assert saved(callback, path, [0.4, 0.7], first=3) == [0.5, 0.7]
+
+
 def test_a_callback_ends_the_rounds_of_a_server() -> None:
     values = iter([1.0, 2.0, 2.0, 2.0, 3.0])
     early = fl.EarlyStopping("server_sum", patience=2)
@@ -130,6 +198,7 @@ def test_attempts_that_do_not_count_are_not_rounds(tmp_path: Path) -> None:
     [
         (lambda: fl.SaveBest("best.npz", ""), "SaveBest.metric: ''"),
         (lambda: fl.SaveBest("best.npz", "loss", lowest=1), "SaveBest.lowest: 1"),  # type: ignore[arg-type]
+        (lambda: fl.SaveBest("best.npz", "loss", of="max"), "SaveBest.of: 'max'"),  # type: ignore[arg-type]
         (lambda: fl.EarlyStopping("loss", 0), "EarlyStopping.patience: 0"),
         (lambda: fl.EarlyStopping("loss", min_delta=-1), "EarlyStopping.min_delta: -1"),
     ],

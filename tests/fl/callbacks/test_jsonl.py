@@ -28,6 +28,7 @@ from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
 from netq.errors import AddressError, InvalidOption
 from netq.testing.log import LogRecorder
+from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.federation import A, B, C, Federation, filled, gives, zeros
 
 LATE, LOST = (
@@ -159,6 +160,19 @@ def test_repeated_round_replaces_later_ones(tmp_path: Path) -> None:
     assert [(round["round"], round["seconds"]) for round in read(path)] == [(1, 1.0), (2, 4.0), (3, 5.0)]
 
 
+def test_full_disk_costs_no_later_line(tmp_path: Path, log: LogRecorder) -> None:
+    path = tmp_path / "rounds.jsonl"
+    callback = JsonLines(path)
+    callback.round_ends(report(1), zeros())
+    for number in (2, 3):
+        with disk_of(path.stat().st_size + 20), pytest.raises(OSError, match="too large"):
+            callback.round_ends(report(number), zeros())
+    callback.round_ends(report(4), zeros())
+    callback.round_ends(report(5), zeros())
+    assert [round["round"] for round in read(path)] == [1, 4, 5]
+    assert log.having(f"{path}: no round in line 2, 3; left out")
+
+
 OTHERS = ["", "7", "[]", '{"round": 1}', '{"round": "1", "metrics": {}}', "\x00\xff"]
 
 
@@ -260,6 +274,23 @@ def test_tensorboard_gets_the_scalars_of_each_round(tmp_path: Path) -> None:
     assert set(events.Tags()["scalars"]) == set(scalars(report()))
     assert [(event.step, event.value) for event in events.Scalars("seconds")] == [(1, 1.0), (2, 2.0)]
     assert [event.value for event in events.Scalars("evaluation/accuracy")] == [0.75, 0.75]
+
+
+@installed("tensorboard")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_full_disk_costs_no_later_round_of_tensorboard(tmp_path: Path) -> None:
+    """Its writer's thread ends with the first error, and each later call raises that error again."""
+    pytest.importorskip("torch")
+    loader: Any = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    with TensorBoard(tmp_path) as callback:
+        callback.round_ends(report(1), zeros())
+        (file,) = tmp_path.iterdir()
+        with disk_of(file.stat().st_size + 20), pytest.raises(OSError, match="too large"):
+            callback.round_ends(report(2), zeros())
+        for number in (3, 4):
+            callback.round_ends(report(number), zeros())
+    events = [event for path in tmp_path.iterdir() for event in loader.EventFileLoader(str(path)).Load()]
+    assert {event.step for event in events if any(v.tag == "seconds" for v in event.summary.value)} == {1, 3, 4}
 
 
 MLFLOW = """
@@ -389,9 +420,9 @@ def test_prometheus_limits_names_that_clients_invent(log: LogRecorder) -> None:
 
     with Prometheus(port=0) as callback:
         callback.round_ends(report(1, metrics={"loss": 0.5}), zeros())
-        for number in (2, 3, 4):
-            metrics = {**made_up(number), "loss": 0.25}
-            evaluation = {**made_up(number), "server_f1": 0.75}
+        for number in (2, 3, 4):  # the names that most clients have are the first of a report
+            metrics = {"loss": 0.25, **made_up(number)}
+            evaluation = {"server_f1": 0.75, **made_up(number)}
             callback.round_ends(report(number, metrics=metrics, evaluation=evaluation), zeros())
         series = _series(callback.port)
     assert 'fl_metrics{name="loss"} 0.25' in series

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 import fl
 from fl.callbacks import plots
 from fl.callbacks.jsonl import JsonLines
+from netq.text import printable
+from tests.fl.aggregation.test_update_store import disk_of
+from tests.fl.callbacks.test_names import METRICS
 from tests.fl.federation import A, zeros
 
 pytest.importorskip("matplotlib")
@@ -20,7 +24,9 @@ pytest.importorskip("matplotlib")
 @pytest.fixture(scope="module", autouse=True)
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Matplotlib keeps the fonts open that it has drawn with; no test is to blame for that."""
-    plots.rounds({"run": reports(0.5)}, out=tmp_path_factory.mktemp("fonts") / "first.png")
+    out = tmp_path_factory.mktemp("fonts") / "first.png"
+    with warnings.catch_warnings(action="ignore"):  # no font has all glyphs
+        plots.rounds({"run": reports(0.5, metrics=METRICS)}, metric="准确率", out=out)
 
 
 def reports(*accuracies: float, **changes: Any) -> list[fl.RoundReport]:
@@ -78,6 +84,28 @@ def test_format_follows_the_suffix(tmp_path: Path, suffix: str, head: bytes) -> 
     out = tmp_path / f"rounds.{suffix}"
     plots.rounds({"run": reports(0.5)}, out=out)
     assert out.read_bytes().startswith(head)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_names_of_clients_and_runs_are_drawn_as_they_are(tmp_path: Path) -> None:
+    out, run = tmp_path / "rounds.png", reports(0.5, metrics=METRICS)
+    for name, value in METRICS.items():
+        upper = plots.rounds({name[:20]: run, f"{name[:20]}2": run}, metric=name, out=out).axes[0]
+        legend: Any = upper.get_legend()
+        assert [text.get_text() for text in legend.get_texts()] == [name[:20], f"{name[:20]}2"]
+        assert upper.get_ylabel() == printable(name)
+        assert drawn(upper)[0] == ([1], [0.5 if name == "accuracy" else value])
+
+
+def test_full_disk_leaves_the_picture_as_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "rounds.png"
+    plots.rounds({"run": reports(0.5)}, out=out)
+    before = out.read_bytes()
+    with disk_of(1000), pytest.raises(OSError, match="too large"):
+        plots.rounds({"run": reports(0.5, 0.75)}, out=out)
+    assert [path.name for path in tmp_path.iterdir()] == ["rounds.png"]
+    assert out.read_bytes() == before
 
 
 @pytest.mark.parametrize(

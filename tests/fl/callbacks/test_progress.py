@@ -90,6 +90,15 @@ def test_without_a_terminal_there_is_one_line_a_round(capsys: pytest.CaptureFixt
     assert (out, err) == ("", f"{REPORT}\n")
 
 
+def test_names_are_no_markup_of_the_terminal() -> None:
+    file = io.StringIO()
+    names = [":pile_of_poo:", "[red]x[/]", "[/nope]"]
+    report = fl.RoundReport(1, (A,), {}, dict.fromkeys(names, 0.5), {}, 1.0, 10, 20)
+    Progress(rich.Console(file=file, width=100)).round_ends(report, zeros())
+    assert file.getvalue() == f"{report}\n"
+    assert ", :pile_of_poo: 0.5, [red]x[/] 0.5, [/nope] 0.5, " in str(report)
+
+
 def test_report_line_stays_on_the_terminal() -> None:
     file = io.StringIO()
     with Progress(rich.Console(file=file, force_terminal=True, width=100)) as progress:

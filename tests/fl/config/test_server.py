@@ -162,6 +162,7 @@ def test_values_of_the_clients_config_may_be_schedules(tmp_path: Path) -> None:
     [
         ('"server_accuracy"', {"metric": "server_accuracy"}),
         ('{ metric = "server_loss", lowest = true }', {"metric": "server_loss", "lowest": True}),
+        ('{ metric = "accuracy", of = "median" }', {"metric": "accuracy", "of": "median"}),
     ],
 )
 def test_the_best_model_is_written_next_to_the_last(tmp_path: Path, text: str, arguments: dict[str, Any]) -> None:
@@ -180,6 +181,7 @@ def test_the_best_model_is_written_next_to_the_last(tmp_path: Path, text: str, a
         (STOPPING.format("3"), "server.stop_early: 3; expected a table of metric, patience, min_delta, lowest"),
         (STOPPING.format("{ patience = 3 }"), "server.stop_early: {'patience': 3}; expected a table of metric"),
         (STOPPING.format('{ metric = "a", patience = 0 }'), "server.stop_early: patience: 0; expected a whole number"),
+        (STOPPING.format('{ metric = "a", of = "max" }'), 'server.stop_early: of: \'max\'; expected "mean", "median"'),
         (
             LEAST + '[strategy]\nconfig = { lr = { schedule = "linea" } }\n',
             "strategy.config.lr: schedule: 'linea'; did you mean linear?",

@@ -303,11 +303,15 @@ def test_metrics_are_means_by_number_of_examples() -> None:
 
 
 def test_means_of_metrics_do_not_overflow() -> None:
+    largest = float(np.finfo(np.float32).max)
     with Federation() as federation:
         federation.join(A, gives(0, 1, loss=1.5e308))
         federation.join(B, gives(0, 1, loss=-1.5e308))
-        federation.join(C, gives(0, 2, loss=1e308))
-        assert federation.round(3).metrics["loss"] == pytest.approx(0.5e308)
+        federation.join(C, gives(0, 2**53 - 2, loss=largest))
+        federation.join(D, gives(0, 2**53, loss=largest))
+        report = federation.round(4)
+    assert report.metrics["loss"] == pytest.approx(largest)
+    assert report.client_metrics[B] == {"loss": -largest}
 
 
 def test_clients_with_updates_in_the_model_evaluate_it() -> None:
@@ -341,7 +345,7 @@ def test_huge_numbers_of_examples_and_metrics_are_handled() -> None:
         assert federation.w == [2] * 3
     assert list(report.failures) == [C]
     assert report.failures[C].why in (fl.FailureKind.FAILED, fl.FailureKind.UNREADABLE, fl.FailureKind.INVALID)
-    assert report.metrics == {"loss": 1e308}
+    assert report.metrics == {"loss": float(np.finfo(np.float32).max)}
     assert report.evaluation == {"accuracy": 0.5}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netq.utils.files import create, open_regular, read_regular
+from netq.utils.files import create, open_regular, read_regular, replacing
 
 
 def test_a_regular_file_is_read_through_a_link(tmp_path: Path) -> None:
@@ -56,3 +56,26 @@ def test_a_new_file_takes_the_place_of_what_is_there(tmp_path: Path, there: str)
     finally:
         os.umask(before)
     assert precious.read_bytes() == b"mine"
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path, before = tmp_path / "a", tmp_path / "before"
+    for content in (b"1", b"2"):
+        with replacing(path, 0o640, keep=before) as file:
+            file.write(content)
+            assert not path.exists() or path.read_bytes() == b"1"
+    assert (path.read_bytes(), before.read_bytes()) == (b"2", b"1")
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(tmp_path.iterdir()) == [path, before]
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_failed_replacement_leaves_the_file_and_no_other(tmp_path: Path, reached: bool) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"1")
+    (tmp_path / "folder").mkdir()
+    target, content = (tmp_path / "folder", b"whole") if reached else (path, "no bytes")
+    with pytest.raises((TypeError, IsADirectoryError)), replacing(target) as file:
+        file.write(content)  # type: ignore[arg-type]
+    assert path.read_bytes() == b"1"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "folder"]
