@@ -169,6 +169,8 @@ class Communicator:
         and fl/server/dispatcher.py.
         """
         self._endpoint.expel(peer, reason, pause)
+        if pause:  # now: its end is noted in a moment, and drops those that come until then
+            self.inbox.discard(peer)
 
     def set_aside(self, peer: uuid.UUID, reason: str) -> None:
         """Let messages of others pass the one that is arriving from a client: for fl/server/client_tasks.py.
