@@ -175,11 +175,16 @@ class Communicator:
     def set_aside(self, peer: uuid.UUID, reason: str) -> None:
         """Let messages of others pass the one that is arriving from a client: for fl/server/client_tasks.py.
 
-        The client loses its link, gets the reason, and comes back. Its message then waits behind those that wait for
-        `memory` now. What has arrived of it is kept, unless they need its room. Harmless without such a message.
+        The client loses its link, gets the reason, and comes back. Until `let_go_on` its messages beyond `window` wait.
+        What has arrived of them is kept, unless others need the room. Harmless without such a message.
         """
         if (found := self._endpoint.peers.get(peer)) is not None:
             found.loop.call(found.set_aside, reason)
+
+    def let_go_on(self, peer: uuid.UUID) -> None:
+        """Let a client go on that was set aside. Its message claims room behind those that wait. Harmless without."""
+        if (found := self._endpoint.peers.get(peer)) is not None:
+            found.loop.call(found.let_go_on)
 
     @property
     def is_short(self) -> bool:

@@ -50,7 +50,7 @@ def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
     }
     public = {name for name in dir(netq.Communicator) if not name.startswith("_")} | {"options"}
     for_fronts = {"unpack", "check_get", "loader"}
-    for_servers = {"spread", "put_unbounded", "expel", "set_aside", "is_short"}
+    for_servers = {"spread", "put_unbounded", "expel", "set_aside", "let_go_on", "is_short"}
     assert names == public - for_fronts - for_servers
 
 

@@ -5,7 +5,9 @@ offers, so that small updates cannot delay a large one for ever. One client is a
 update.
 
 A client that sends too slowly while others wait gives its place back, and stands behind them: `slow` finds it, and
-`defer` moves it. Pure; owned by fl/server/client_tasks.py.
+`defer` moves it. With its next updates it takes no room that another client at work might need.
+
+Pure; owned by fl/server/client_tasks.py.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import math
 import statistics
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 _RATES = 15  # of the last updates: their median is the usual rate
-_SHORTEST = 1.0  # seconds over which a rate is measured at least
+_SHORTEST = 0.5  # seconds over which a rate is measured at least
+_PROOF = 8  # updates in time, after which a client is no longer known as slow
 
 
 class Sending(NamedTuple):
@@ -37,14 +40,15 @@ class Admission:
     patience: seconds over which a client's rate is measured at most: twice what its update usually takes is enough.
     """
 
-    def __init__(self, room: int, patience: float) -> None:
+    def __init__(self, room: int) -> None:
         self.room = room
-        self._patience = patience
+        self.patience = math.inf
         self._waiting: dict[uuid.UUID, int] = {}  # bytes; the first is admitted next
         self._admitted: dict[uuid.UUID, int] = {}
         self._since: dict[uuid.UUID, float] = {}  # when each client was admitted first
         self._rates: deque[float] = deque(maxlen=_RATES)  # bytes a second
         self._measured: dict[uuid.UUID, tuple[int, float]] = {}  # bytes sent, and when that was seen
+        self._slow: dict[uuid.UUID, int] = {}  # updates until each client is no longer known as slow
 
     @property
     def is_full(self) -> bool:
@@ -56,15 +60,21 @@ class Admission:
         self.leave(peer)
         self._waiting[peer] = size
 
-    def defer(self, peer: uuid.UUID) -> None:
-        """Take a client's place away, and let it wait behind the others. Does nothing for other clients."""
-        if peer in self._admitted:
-            self._waiting[peer] = self._admitted.pop(peer)
+    def defer(self, peer: uuid.UUID, size: int) -> None:
+        """Know a client as slow. Take its place away, and let it wait behind the others, with what is still to come."""
+        self._slow[peer] = _PROOF
+        self._admitted.pop(peer, None)
+        self._waiting.pop(peer, None)
+        self._waiting[peer] = size
 
     def arrive(self, peer: uuid.UUID, size: int, now: float) -> None:
         """Note that a client's update has arrived. It takes its place until the client leaves."""
         since = self._since.pop(peer, now)
-        if now > since:
+        if peer in self._slow:
+            self._slow[peer] -= 1
+            if not self._slow[peer]:
+                del self._slow[peer]
+        elif now > since:
             self._rates.append(size / (now - since))
         if self._waiting.pop(peer, None) is not None:
             self._admitted[peer] = size
@@ -79,15 +89,22 @@ class Admission:
             by_peer.pop(peer, None)
 
     def keep(self, peers: Mapping[uuid.UUID, object]) -> None:
-        """Remove all other clients."""
-        for peer in (self._waiting.keys() | self._admitted.keys()) - peers.keys():
+        """Forget all other clients."""
+        for peer in (self._waiting.keys() | self._admitted.keys() | self._slow.keys()) - peers.keys():
             self.leave(peer)
+            self._slow.pop(peer, None)
 
-    def admit(self, now: float) -> dict[uuid.UUID, int]:
-        """Admit clients while there is room. Return the size of each client admitted by this call."""
+    def admit(self, now: float, at_work: Collection[uuid.UUID] = ()) -> dict[uuid.UUID, int]:
+        """Admit clients while there is room. Return the size of each client admitted by this call.
+
+        at_work: clients that may offer an update.
+        """
         admitted = {}
-        for peer, size in tuple(self._waiting.items()):
-            if self._admitted and sum(self._admitted.values()) + size > self.room:
+        others = not self._slow.keys() >= set(at_work)  # for one of them a slow client leaves as much room as it takes
+        for peer, size in sorted(self._waiting.items(), key=lambda each: each[0] in self._slow):
+            gives_way = others and peer in self._slow
+            taken = sum(self._admitted.values()) + size * (2 if gives_way else 1)
+            if (self._admitted or gives_way) and taken > self.room:
                 break
             self._admitted[peer] = admitted[peer] = self._waiting.pop(peer)
             self._since.setdefault(peer, now)
@@ -108,12 +125,17 @@ class Admission:
             begin, since = before.get(peer, (sent, now))
             if is_held or sent < begin:  # with a new session a client's bytes count from 0
                 begin, since = sent, now
-            elif now - since >= min(self._patience, max(_SHORTEST, 2 * left / usual) if usual else math.inf):
+            elif now - since >= min(self.patience, max(_SHORTEST, 2 * left / usual) if usual else math.inf):
                 if (sent - begin) / (now - since) < max(usual / 2, left / max(until - now, 1e-3)):
                     slow.append(peer)
                 begin, since = sent, now
             self._measured[peer] = begin, since
         return slow
+
+    def in_the_way(self) -> list[uuid.UUID]:
+        """Return the clients known as slow that have a place for which another client waits."""
+        others_wait = not self._slow.keys() >= self._waiting.keys()
+        return [peer for peer in self._admitted if peer in self._slow] if others_wait else []
 
     def is_admitted(self, peer: uuid.UUID) -> bool:
         """Return whether a client has a place."""

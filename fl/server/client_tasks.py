@@ -40,7 +40,8 @@ from fl.server.limits import Limits
 
 log = logging.getLogger("netq.fl")
 
-_CHECK = 1.0  # seconds between looks at how fast clients send
+_CHECK = 0.25  # seconds between looks at how fast clients send
+_PATIENCE = 4  # a rate is measured over a fourth of the time limit at most
 _OWED = 16  # unanswered tasks that are remembered of one client
 _CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
 
@@ -89,15 +90,16 @@ class ClientTasks:
     ) -> None:
         # From the caller: fixed from the start.
         self.run = run
+        self._grace = grace
         self._bounds = bounds
         self._callbacks = callbacks
         self._describe = describe
         # Which clients may send their update: room for it is limited.
-        self._admission = Admission(bounds.room, max(_CHECK, grace))
+        self._admission = Admission(bounds.room)
         self._offers: dict[uuid.UUID, Offer] = {}  # of this session, to the present task
         self._permitted: set[uuid.UUID] = set()  # those of them that have a permit
         self._arrived: set[uuid.UUID] = set()  # clients whose update has arrived and keeps its place until `free`
-        self._slow: set[uuid.UUID] = set()  # clients that were set aside since the last `ask`
+        self._held: set[uuid.UUID] = set()  # clients whose message was set aside: they wait for their admission
         # Clients that have a task.
         self._asked: dict[uuid.UUID, _Asked] = {}  # until the answer is taken
         self._warned_stale: set[uuid.UUID] = set()  # clients already warned about since the last `ask`
@@ -134,6 +136,7 @@ class ClientTasks:
             for peer in by_peer.keys() - known.keys():
                 del by_peer[peer]
         self._permitted &= known.keys()
+        self._held &= known.keys()
         self.visitors &= known.keys()
         self._leaving &= known.keys()
         self.renewed &= known.keys()
@@ -150,11 +153,11 @@ class ClientTasks:
         keep_late: a late client keeps the task, and its answer is still accepted.
         """
         self._warned_stale.clear()
-        self._slow.clear()
         if not clients:
             return
         for peer in clients:
             self.forget(peer)
+        self._admission.patience = max(_CHECK, min(self._grace, limit / _PATIENCE))
         unasked = self._admission.share(len(self._asked) + len(clients))
         tasks = {peer: Key(peer, task.job) for peer in clients}
         asked, now = {}, time.monotonic()
@@ -191,7 +194,8 @@ class ClientTasks:
             self._dispatcher.forget([Key(peer, asked.job)])
         self._offers.pop(peer, None)
         self._permitted.discard(peer)
-        self._admission.withdraw(peer)
+        if peer not in self._held:
+            self._admission.withdraw(peer)
         self.free(peer)
 
     def forget_all(self) -> None:
@@ -253,6 +257,7 @@ class ClientTasks:
     def _free(self, peer: uuid.UUID) -> None:
         self._arrived.discard(peer)
         self._admission.leave(peer)
+        self._let_go_on(peer)
         self._admit()
 
     def _check_rates(self) -> None:
@@ -276,22 +281,26 @@ class ClientTasks:
         size = figures.expected
         if peer not in self._arrived and self._admission.is_admitted(peer):
             size = max(size, self._admission.size(peer))
-        if not size:
+        if not size or peer in self._held:
             return None
         asked = self._asked.get(peer)
         until = 0.0 if asked is None else asked.until
         return Sending(figures.bytes_in + figures.arriving, size - figures.arriving, until, figures.waits)
 
     def _let_others_pass(self, peer: uuid.UUID, figures: netq.Statistics) -> None:
-        if peer not in self._slow:
-            self._slow.add(peer)
+        """Take the place of a slow client, and hold back what it sends, until it is admitted again."""
+        self._admission.defer(peer, max(figures.expected, self._admission.size(peer)) - figures.arriving)
+        if figures.expected:
             log.info("%s: sends slowly, and others wait: they go first", peer)
-        if figures.arriving:
+            self._held.add(peer)
             self.queue.set_aside(peer, "others go first, because they send faster; this message goes on after them")
-        if peer in self._asked:
-            self._admission.defer(peer)
-        else:  # its permit is for an older task
+        elif peer not in self._asked:  # it has never used its permit for an older task
             self._admission.leave(peer)
+
+    def _let_go_on(self, peer: uuid.UUID) -> None:
+        if peer in self._held:
+            self._held.discard(peer)
+            self.queue.let_go_on(peer)
 
     def _receive(self, peer: uuid.UUID, message: Message) -> bool:
         """Handle a message. Return whether a task or a session calls for it. The dispatcher calls this from `take`."""
@@ -312,6 +321,7 @@ class ClientTasks:
 
     def _begin_session(self, peer: uuid.UUID) -> None:
         self._leaving.discard(peer)
+        self._held.discard(peer)
         self._offers.pop(peer, None)
         self._permitted.discard(peer)
 
@@ -352,9 +362,14 @@ class ClientTasks:
         return True
 
     def _admit(self) -> None:
-        for peer, size in self._admission.admit(time.monotonic()).items():
-            if peer in self._permitted or peer not in self._asked:
-                continue  # it was set aside, and goes on
+        for peer in self._admission.in_the_way():
+            if peer not in self._arrived and (figures := self.queue.statistics().get(peer)) is not None:
+                self._let_others_pass(peer, figures)
+        at_work = self._asked.keys() - self._arrived - self._offers.keys()
+        for peer, size in self._admission.admit(time.monotonic(), at_work).items():
+            self._let_go_on(peer)
+            if peer in self._permitted or peer not in self._offers:
+                continue
             self._permitted.add(peer)
             job = self._asked[peer].job
             for owed in self._owed[peer]:

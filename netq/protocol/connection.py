@@ -293,6 +293,12 @@ class Connection:
         """Discard received bytes that are not processed: the thread that received them was interrupted."""
         self._reader.reset()
 
+    @property
+    def arriving(self) -> int:
+        """Bytes received of the frame of a message that is being received. In the loop of the link."""
+        frame, got = self._reader.incomplete or (None, 0)
+        return got if frame is not None and frame.kind is Kind.MSG else 0
+
     def detach(self) -> None:
         """The link is gone: pass what was received of a message to the session."""
         if self.session is not None and not self.closed:

@@ -81,6 +81,7 @@ class Receiver:
         self.limit = self.announced = self._credit  # positions: granted; sent to the peer
         self._lent = self.claimed = 0  # from the budget: for a wider window; for messages beyond it
         self._claim: Claim | None = None  # not granted yet: for the rest of message held + 1
+        self.is_held = False  # the user wants no message beyond the window now
         self._unlimited = False  # after `lift_limit`
         # After the end of the session: untaken messages still count against the budget.
         self.retired = False
@@ -287,7 +288,7 @@ class Receiver:
         """Widen the window, and claim the rest of a message that goes beyond it."""
         self._widen()
         rest = self.start + self.size - self.limit
-        if rest > 0 and self._claim is None:
+        if rest > 0 and self._claim is None and not self.is_held:
             self._claim = Claim(rest, self._granted, lambda: self.claimed)
             self._memory.budget.claim(self._claim)
             if self.waits:

@@ -54,6 +54,7 @@ class Session:
         self.peer_leaving = False  # the peer's user has closed: the peer sends only what was put before
         self.peer_closed = False  # FIN has come from the peer
         self.ended = False  # the session is over
+        self.is_held = False  # our user wants no message beyond the window now
         # Messages between users and lanes.
         self.outbox: deque[Outgoing] = deque()  # messages that `drain` will queue; any thread may append
         self.arrived: deque[Item] = deque() if arrived is None else arrived  # whole, and not taken by the user
@@ -288,13 +289,13 @@ class Session:
 
     @property
     def arriving(self) -> int:
-        """Bytes received of messages that are not whole yet."""
+        """Bytes received of messages that are not whole yet, without the frame that is being received."""
         return sum(receiver.partial for receiver in self.receivers.values())
 
     @property
     def expected(self) -> int:
-        """Bytes of those messages in all."""
-        return sum(receiver.size for receiver in self.receivers.values() if receiver.partial)
+        """Bytes in all of messages that are not whole yet."""
+        return sum(receiver.size for receiver in self.receivers.values() if receiver.parts)
 
     @property
     def untaken(self) -> int:
@@ -341,6 +342,24 @@ class Session:
         """Give the room that this session was granted to other peers: its link has been lost for a while."""
         for receiver in self.receivers.values():
             receiver.reclaim()
+
+    def hold(self) -> None:
+        """Take back the room that messages beyond the window were granted, and grant no more until `let_go`.
+
+        The link must be lost: the peer learns its new limits from our next INI.
+        """
+        self.is_held = True
+        for receiver in self.receivers.values():
+            receiver.is_held = True
+            receiver.reclaim()
+
+    def let_go(self, *, connected: bool) -> None:
+        """Grant room again."""
+        self.is_held = False
+        for receiver in self.receivers.values():
+            receiver.is_held = False
+            if connected:
+                receiver.resume()
 
     def interrupted(self, frame: Frame, length: int) -> None:
         """Keep the first `length` bytes of a body whose link was lost."""
@@ -525,6 +544,7 @@ class Session:
                 on_grant=self._on_grant,
                 request_release=self.request_release,
             )
+            receiver.is_held = self.is_held
             self.receivers[lane] = receiver
             if self.closing and self.peer_leaving:
                 receiver.lift_limit()

@@ -304,12 +304,17 @@ class Peer:
             self.end(Closed(self.id, "no message in its session, and there were too many such sessions"))
 
     def set_aside(self, reason: str) -> None:
-        """Take back the room for the rest of an arriving message: drop the link, and tell the peer why."""
+        """Hold the rest of an arriving message back: drop the link, and tell the peer why."""
         link = self.link
-        if link is not None and self.session.arriving:
+        if link is not None and self.session.expected:
             self._drop(link, Code.REFUSED, reason)
             self.detach(link, Interrupted(reason))
-            self.session.reclaim()
+            self.session.hold()
+
+    def let_go_on(self) -> None:
+        """End what `set_aside` has begun. Harmless without."""
+        if self.session.is_held:
+            self.session.let_go(connected=self.link is not None and self.link.connection.open)
 
     def expel(self, reason: str, is_barred: bool = False) -> None:
         """End the session, and tell the peer why. `is_barred`: the user wants none of its messages."""
@@ -399,7 +404,7 @@ class Peer:
             messages_out=self.session.messages_out,
             bytes_in=self.session.bytes_in,
             bytes_out=self.session.bytes_out,
-            arriving=self.session.arriving,
+            arriving=self.session.arriving + (0 if link is None else link.connection.arriving),
             expected=self.session.expected,
             waits=self.session.waits,
             security=protection and protection.security,

@@ -12,8 +12,14 @@ from fl.server.admission import Admission, Sending
 A, B, C, D = IDS = [uuid.UUID(int=n) for n in range(1, 5)]
 
 
+def admission(room: int) -> Admission:
+    made = Admission(room)
+    made.patience = 10.0
+    return made
+
+
 def test_clients_are_admitted_while_there_is_room() -> None:
-    uploads = Admission(250, 10.0)
+    uploads = admission(250)
     for peer in IDS:
         uploads.offer(peer, 100)
     assert list(uploads.admit(0.0)) == [A, B]
@@ -26,7 +32,7 @@ def test_clients_are_admitted_while_there_is_room() -> None:
 
 
 def test_an_update_larger_than_the_room_is_admitted_alone() -> None:
-    uploads = Admission(10, 10.0)
+    uploads = admission(10)
     uploads.offer(A, 100)
     uploads.offer(B, 1)
     assert list(uploads.admit(0.0)) == [A]
@@ -35,7 +41,7 @@ def test_an_update_larger_than_the_room_is_admitted_alone() -> None:
 
 
 def test_small_updates_do_not_overtake_a_large_one() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     uploads.offer(A, 60)
     assert list(uploads.admit(0.0)) == [A]
     uploads.offer(B, 90)
@@ -46,7 +52,7 @@ def test_small_updates_do_not_overtake_a_large_one() -> None:
 
 
 def test_a_client_that_leaves_frees_its_place() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     for peer in (A, B, C):
         uploads.offer(peer, 100)
     uploads.admit(0.0)
@@ -57,7 +63,7 @@ def test_a_client_that_leaves_frees_its_place() -> None:
 
 
 def test_a_second_offer_goes_to_the_end_of_the_queue() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     uploads.offer(A, 100)
     assert list(uploads.admit(0.0)) == [A]
     uploads.offer(B, 100)
@@ -70,7 +76,7 @@ def sending(sent: int, left: int, until: float = 100.0, *, is_held: bool = False
 
 
 def test_a_client_has_to_be_done_in_time() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     assert uploads.slow({A: sending(0, 900)}, now=0.0) == []
     assert uploads.slow({A: sending(10, 890)}, now=9.0) == []
     assert uploads.slow({A: sending(100, 800)}, now=10.0) == []  # 10 bytes a second, and 8.9 are enough
@@ -80,7 +86,7 @@ def test_a_client_has_to_be_done_in_time() -> None:
 
 
 def test_a_client_without_a_window_is_not_slow() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     for now in (0.0, 50.0, 90.0):
         assert uploads.slow({A: sending(0, 900, is_held=True)}, now) == []
     assert uploads.slow({A: sending(0, 900)}, 99.0) == []
@@ -88,20 +94,20 @@ def test_a_client_without_a_window_is_not_slow() -> None:
 
 
 def test_rates_count_only_while_others_wait() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     uploads.slow({A: sending(0, 900)}, 0.0)
     uploads.slow({}, 50.0)
     assert uploads.slow({A: sending(0, 900)}, 60.0) == []
 
 
 def test_a_new_session_begins_a_measurement() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     uploads.slow({A: sending(500, 900)}, 0.0)
     assert uploads.slow({A: sending(0, 900)}, 10.0) == []
 
 
 def test_a_client_keeps_half_of_the_usual_rate() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     for peer in (B, C):
         uploads.offer(peer, 40)
         uploads.admit(0.0)
@@ -111,11 +117,11 @@ def test_a_client_keeps_half_of_the_usual_rate() -> None:
 
 
 def test_a_deferred_client_waits_behind_the_others() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     for peer in IDS:
         uploads.offer(peer, 100)
     assert list(uploads.admit(0.0)) == [A]
-    uploads.defer(A)
+    uploads.defer(A, 100)
     assert list(uploads.admit(0.0)) == [B]
     uploads.arrive(B, 100, 1.0)
     uploads.arrive(A, 100, 1.0)  # it was sent all the same, and takes its place
@@ -125,8 +131,32 @@ def test_a_deferred_client_waits_behind_the_others() -> None:
     assert list(uploads.admit(0.0)) == [C]
 
 
+def test_a_slow_client_takes_no_room_that_others_may_need() -> None:
+    uploads = admission(250)
+    uploads.defer(A, 100)
+    uploads.offer(B, 100)
+    assert list(uploads.admit(0.0, at_work=[C])) == [B]
+    uploads.leave(B)
+    assert list(uploads.admit(0.0, at_work=[C])) == [A], "C has room, too"
+    uploads.offer(A, 200)
+    assert list(uploads.admit(0.0, at_work=[C])) == []
+    assert list(uploads.admit(0.0, at_work=[A])) == [A], "no other client is at work"
+
+
+def test_a_slow_client_proves_itself() -> None:
+    uploads = admission(100)
+    uploads.defer(A, 100)
+    uploads.withdraw(A)
+    for number in range(9):
+        uploads.offer(A, 100)
+        assert list(uploads.admit(0.0, at_work=[B])) == ([A] if number == 8 else [])
+        uploads.admit(0.0)
+        uploads.arrive(A, 100, 1.0)
+        uploads.leave(A)
+
+
 def test_clients_that_have_gone_are_removed() -> None:
-    uploads = Admission(100, 10.0)
+    uploads = admission(100)
     for peer in (A, B, C):
         uploads.offer(peer, 100)
     uploads.admit(0.0)
@@ -135,13 +165,13 @@ def test_clients_that_have_gone_are_removed() -> None:
 
 
 def test_the_shares_of_all_clients_fit_into_the_room() -> None:
-    assert [Admission(100, 10.0).share(clients) for clients in (0, 1, 3, 1000)] == [100, 100, 33, 0]
+    assert [admission(100).share(clients) for clients in (0, 1, 3, 1000)] == [100, 100, 33, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 200))), st.integers(0, 300))
 def test_random_offers_never_exceed_the_room(steps: list[tuple[int, int]], room: int) -> None:
     """A negative size stands for leaving."""
-    uploads, admitted, waiting = Admission(room, 10.0), dict[uuid.UUID, int](), dict[uuid.UUID, int]()
+    uploads, admitted, waiting = admission(room), dict[uuid.UUID, int](), dict[uuid.UUID, int]()
     for number, size in steps:
         peer = uuid.UUID(int=number)
         admitted.pop(peer, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import threading
 import uuid
@@ -387,9 +386,8 @@ def test_a_lost_client_frees_its_permit() -> None:
 
 
 @pytest.mark.slow
-def test_a_client_that_does_not_send_lets_others_pass(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_does_not_send_lets_others_pass() -> None:
     """Its permit is a promise: its update counts, whenever it comes."""
-    caplog.set_level(logging.INFO)
     with Federation(large(0), memory_limit=1200, min_clients=1, grace=0.1) as federation, raw(federation, 3) as clients:
         round = federation.start(federation.round, 3)
         tasks = [client.task() for client in clients]
@@ -404,7 +402,6 @@ def test_a_client_that_does_not_send_lets_others_pass(caplog: pytest.LogCaptureF
         report = round.result(SOON)
         assert (set(report.clients), report.failures) == ({A, B, C}, {})
     assert federation.w == [6] * 100
-    assert caplog.text.count(f"{A}: sends slowly, and others wait: they go first") == 1
 
 
 @pytest.mark.slow

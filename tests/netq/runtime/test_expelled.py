@@ -69,6 +69,27 @@ def test_messages_of_a_refused_client_are_dropped(communicators: Communicators, 
     assert [server.get(timeout=LIMIT).data for _ in [*kept, "later"]] == [*kept, "later"]
 
 
+def test_a_client_that_was_set_aside_sends_small_messages(
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+) -> None:
+    server = communicators.server(memory=2 * SIZE)
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc)
+    introduce(server, client)
+    server.set_aside(client.id, "nothing is arriving")  # changes nothing
+    server.let_go_on(client.id)
+    proxy.hold(MIB)
+    client.put(bytes(64 * SIZE))
+    while server.statistics()[client.id].arriving < MIB // 2:  # of a frame, which is larger
+        pass
+    server.set_aside(client.id, "others are faster")
+    client.put("small", lane=1)
+    proxy.release()
+    assert server.get(timeout=LIMIT).data == "small"
+    server.let_go_on(client.id)
+    assert len(server.get(timeout=LIMIT).data) == 64 * SIZE
+
+
 def test_others_pass_a_message_that_was_set_aside(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
@@ -87,11 +108,15 @@ def test_others_pass_a_message_that_was_set_aside(
     while not server.statistics()[quick.id].waits:
         pass
     assert server.is_short
-    server.set_aside(quick.id, "its message has not begun to arrive")  # changes nothing
     server.set_aside(slow.id, "others are faster")
     assert server.get(timeout=LIMIT).peer == quick.id
-    assert not server.is_short
     proxy.release()
+    while not server.statistics()[slow.id].connected:
+        pass
+    quick.put(bytes(SIZE))
+    assert server.get(timeout=LIMIT).peer == quick.id
+    assert not server.is_short
+    server.let_go_on(slow.id)
     assert server.get(timeout=LIMIT).peer == slow.id
     sent.result(LIMIT)
     assert server.statistics()[slow.id].expected == 0
