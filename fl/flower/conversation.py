@@ -19,22 +19,35 @@ from fl.outline import Finished
 log = logging.getLogger("netq.fl")
 
 
+# What waits at most for the files of an app, besides the first message. A strategy has one message open at a node, and
+# an app of its own may have some.
+_MESSAGES = 100
+_BYTES = 2**26
+
+
 class Conversation:
     """The messages of one session. Its communicator has the serialisation fl.flower.outline.OUTLINES.
 
     version: of the node's app; "" if unknown.
     has:     whether a version of the app is here. None: the node has an app of its own, for all versions.
+    room:    bytes of messages that may wait for the files of an app (the `memory` of the connection).
     """
 
     is_sending = False
 
     def __init__(
-        self, grid: netq.Communicator, membership: Membership, version: str, has: Callable[[str], bool] | None
+        self,
+        grid: netq.Communicator,
+        membership: Membership,
+        version: str,
+        has: Callable[[str], bool] | None,
+        room: int = _BYTES,
     ) -> None:
         self._grid = grid
         self._membership = membership
         self._version = version
         self._has = has
+        self._room = min(room, _BYTES)
         self._ready: deque[Ask | Files] = deque()
         self._waiting: list[Ask] = []  # for an app whose files this node has asked for
         self._reported = ""  # version of the server's app, if the difference was reported
@@ -112,6 +125,11 @@ class Conversation:
         """Make a message ready to be answered; if its app is not here, ask for the files first."""
         if self._has is None or self._has(ask.app):
             self._ready.append(ask)
+            return
+        size = sum(each.stream.nbytes for each in self._waiting)
+        if self._waiting and (len(self._waiting) >= _MESSAGES or size + ask.stream.nbytes > self._room):
+            reason = f"{len(self._waiting)} messages of {size} bytes wait here for the files of apps already"
+            self._grid.put(failure(ask.job[1], f"node {self._grid.id}: {reason}", UNAVAILABLE))
             return
         if all(each.app != ask.app for each in self._waiting):
             log.info("the server's app has version %s, which is not here: asking for its files", ask.app)

@@ -132,6 +132,7 @@ def test_boards_differ_by_id_state_and_partition(tmp_path: Path) -> None:
     assert second.settings["partition"] == 3
     assert first.state == tmp_path / "board-2"
     assert first.id != second.id
+    assert first.options().connection.message_size == 2**27 // 5  # the agent of a board does not see its cgroup
 
 
 @pytest.mark.parametrize(
