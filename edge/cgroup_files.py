@@ -17,13 +17,15 @@ _PATIENCE = 5.0  # seconds until a killed process has left its cgroup
 
 
 def write(path: Path, value: str) -> None:
-    """Write to a file of the kernel; it takes a value in one write, and creates no file. Raises OSError."""
+    """Write to a file of the kernel, which takes a value in one write, and may not be readable. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY)
     try:
-        with open(path, "r+b", buffering=0) as file:
-            file.write(value.encode())
+        os.write(fd, value.encode())
     except OSError as error:
         error.filename = str(path)  # an error of write() has none
         raise
+    finally:
+        os.close(fd)
 
 
 def pids(folder: Path) -> list[int]:
@@ -35,7 +37,7 @@ def pids(folder: Path) -> list[int]:
 
 def kill(folder: Path) -> None:
     """Kill the processes in a cgroup. Those that they start meanwhile may stay if Linux is older than 5.14."""
-    if (folder / "cgroup.kill").exists():
+    with contextlib.suppress(OSError):
         write(folder / "cgroup.kill", "1")
         return
     for pid in pids(folder):

@@ -110,6 +110,10 @@ from edge.group import Cgroup, Group
 from edge.limits import Limits
 root, name = Path(sys.argv[1]), sys.argv[2]
 (root / name / "cgroup.procs").write_text("0")
+for file in ("", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"):
+    os.chown(root / name / file, 65534, 65534)  # as systemd delegates it to the user of a service
+os.setgid(65534)
+os.setuid(65534)
 group = Group(cgroup=Cgroup.make(Limits(memory=300), root, f"0::/{name}"))
 ready, tell = os.pipe()
 child = os.fork()
