@@ -68,7 +68,8 @@ def check(config: Config, work: Work, group: Group, *, train: bool = True) -> No
     child = child_of(config, work, Supervisor(), group)
     try:
         _functions(work, child)
-        _show("limits", group.says())
+        if config.training.memory is not None:
+            _show("limits", group.says())
         _show("fit", _fit(config))
         _show("state", _state(config.state))
         answer = _look_at_server(config, is_federation=config.train is not None)

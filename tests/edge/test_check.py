@@ -113,7 +113,7 @@ def test_right_file_and_answering_server(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert lines["functions"].startswith(f"{HERE}:train: imported in ")
-    assert lines["limits"].startswith("the training has no cgroup (edge.run makes none): training.memory is for each ")
+    assert "limits" not in lines
     assert lines["fit"] == "now"
     assert lines["state"].startswith("kept in memory")
     assert lines["server"].startswith(f"127.0.0.1:{server.netloc.port} answers in ")
@@ -170,6 +170,15 @@ def test_import_that_hangs_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     out, error = capsys.readouterr()
     assert out == "functions hangs:train: \n"
     assert "does not start: it took longer than training.seconds (0.5); killed" in error
+
+
+@pytest.mark.usefixtures("other_server")
+def test_what_the_limit_of_memory_holds_for_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        path = write(tmp_path, server.netloc.port, TRAIN + "[training]\nmemory = 500\n")
+        assert command.main(["check", path]) == 0
+    line = "limits    the training has no cgroup (edge.run makes none): training.memory is for each process, "
+    assert line in capsys.readouterr().out
 
 
 def test_memory_that_is_too_little_for_numpy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

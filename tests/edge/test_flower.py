@@ -180,7 +180,7 @@ def test_check_imports_the_app_and_reaches_the_grid(tmp_path: Path, grid: Any) -
     done = edge("check", "--flower", "farm_app:app", device.path.name, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
-    assert [line[0] for line in lines] == ["functions", "limits", "fit", "state", "server", "link", "all"]
+    assert [line[0] for line in lines] == ["functions", "fit", "state", "server", "link", "all"]
     assert lines[0][1].startswith("farm_app:app: imported in ")
 
 
