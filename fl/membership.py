@@ -17,6 +17,7 @@ import netq
 log = logging.getLogger("netq.fl")
 
 _WAITING = 2**28  # bytes of answers that wait for the server, besides the first: these at most, and `memory` at most
+_MESSAGES = 10_000  # that wait for the server at most: each costs 1.5 kB here, besides its bytes
 _PAUSE = 1.0  # seconds until the next session, when the last one has ended and the federation has not
 
 
@@ -74,6 +75,7 @@ def take_part(
     """
     membership = Membership(noun, options.events.ini)
     connection = options.connection.with_queue_bytes(min(_WAITING, options.connection.memory))
+    connection = replace(connection, queue_size=min(_MESSAGES, connection.queue_size))
     options = replace(options, connection=connection, events=replace(options.events, ini=membership.connected))
     while True:
         begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -183,6 +184,17 @@ def test_unreadable_message_is_reported_without_its_batch(session: Session) -> N
     version, batch, code, reason = session.sent()
     assert (version, batch, code) == (VERSION, None, UNAVAILABLE)
     assert reason.startswith(f"node {NODE}: cannot read what it was sent: the version of a message: expected ")
+
+
+def test_unreadable_messages_are_one_line(session: Session) -> None:
+    conversation = session.converse()
+    with LogRecorder() as log:
+        for _ in range(50):
+            session.send(("hello",))
+        session.ask(2)
+        assert batch_of(conversation.next_task()) == 2
+        assert len(log.having("a message of the grid cannot be read", logging.INFO)) == 1
+        assert len(log.having("a message of the grid cannot be read")) == 50
 
 
 def test_idle_is_called_before_each_wait(session: Session) -> None:
