@@ -151,8 +151,8 @@ class Child:
                 ],
                 setpgroup=0,  # so that it can be killed with all that it has started, and Ctrl-C reaches the agent only
             )
+        self._group.add(self._pid)  # it waits for the plan before it does anything
         try:
-            self._group.add(self._pid)  # it waits for the plan before it does anything
             send(self._channel, self._plan)
         except ConnectionError:  # it has ended at once, which `_wait` reports
             pass
