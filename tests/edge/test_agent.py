@@ -80,15 +80,18 @@ def test_kept_child_does_all_rounds() -> None:
 def test_model_that_does_not_fit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "memory", lambda self: 5_000_000)
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), connection=CONNECTION)
-    with fl.Server({"w": np.zeros(10**6, np.float32)}, options, min_clients=1, deadline=SOON) as aggregator:
-        with running(edge.run, config(aggregator)):
-            for _ in range(2):
-                reason = aggregator.round().failures[ID].reason
-                assert re.search("a message of 4000[0-9]{3} bytes; it takes at most 1000000 ", reason)
-            (session,) = aggregator.statistics().values()
-            assert session.connected
-            assert session.bytes_out < 10_000
-            aggregator.close()
+    model = {"w": np.zeros(10**6, np.float32)}
+    with (
+        fl.Server(model, options, min_clients=1, deadline=SOON) as aggregator,
+        running(edge.run, config(aggregator)),
+    ):
+        for _ in range(2):
+            reason = aggregator.round().failures[ID].reason
+            assert re.search("a message of 4000[0-9]{3} bytes; it takes at most 1000000 ", reason)
+        (session,) = aggregator.statistics().values()
+        assert session.connected
+        assert session.bytes_out < 10_000
+        aggregator.close()
 
 
 def test_device_settings_override_the_server_config() -> None:
