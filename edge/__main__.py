@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from edge.agent import Agent
 from edge.config import Config, from_environment, from_flags, open_file
+from edge.group import Group
 from edge.supervisor import Supervisor
 from edge.work import Work, federation
 from netq.cli.terminal import Formatter, outlive_readers, sentence
@@ -56,8 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config, work = _load_flower(options) if _is_flower(options) else _load(options)
     except InvalidOption as error:
         return _fail(error, 2)
+    group = Group() if arguments is not None else Group.of_this_process(config.training)
     try:
-        return _check(config, work, train=not options.no_train) if options.command == "check" else _run(config, work)
+        if options.command == "check":
+            return _check(config, work, group, train=not options.no_train)
+        return _run(config, work, group)
     except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
         text = in_file_terms(error)
         file = open_file(options.config, _overrides(options))
@@ -197,17 +201,17 @@ def _load_flower(options: argparse.Namespace) -> tuple[Config, Work]:
     return config, work
 
 
-def _run(config: Config, work: Work) -> int:
-    Agent(config, work, Supervisor.from_environment()).run()
+def _run(config: Config, work: Work, group: Group) -> int:
+    Agent(config, work, Supervisor.from_environment(), group).run()
     log.info("the federation is over")
     return 0
 
 
-def _check(config: Config, work: Work, *, train: bool) -> int:
+def _check(config: Config, work: Work, group: Group, *, train: bool) -> int:
     from edge.check import CheckFailed, check  # numpy, which an agent does not need
 
     try:
-        check(config, work, train=train)
+        check(config, work, group, train=train)
     except CheckFailed as error:
         return _fail(error, 1)
     print("all is well")

@@ -21,6 +21,7 @@ import netq
 from edge.child import Answer, Child, ChildFailed
 from edge.config import Config
 from edge.fitness import Fitness, Gate
+from edge.group import Group
 from edge.machine import Machine
 from edge.record import Damaged, Record
 from edge.spool import Spool
@@ -45,7 +46,7 @@ def run(config: Config) -> None:
     $NOTIFY_SOCKET) what it does. Raises InvalidOption if the functions cannot be imported, ChildFailed (edge/child.py)
     if their process ends at its start, and what netq.new raises.
     """
-    Agent(config, federation(config), Supervisor.from_environment()).run()
+    Agent(config, federation(config), Supervisor.from_environment(), Group()).run()
 
 
 class _Unfit(Exception):
@@ -55,11 +56,12 @@ class _Unfit(Exception):
 class Agent:
     """One device."""
 
-    def __init__(self, config: Config, work: Work, supervisor: Supervisor) -> None:
+    def __init__(self, config: Config, work: Work, supervisor: Supervisor, group: Group) -> None:
         self._config = config
         self._work = work
         self._supervisor = supervisor
-        self._child = child_of(config, work, supervisor)
+        self._group = group
+        self._child = child_of(config, work, supervisor, group)
         self._gate = Gate(config.fit)
         self._machine = Machine()
         self._link = Link()
@@ -74,6 +76,8 @@ class Agent:
             with Spool(config.state) as self._spool:
                 self._child.check()
                 self._supervisor.ready()
+                if config.training.memory is not None and not self._group.is_whole:
+                    log.warning("%s", self._group.says())
                 log.info("device %s, server %s:%d", config.id, *config.netloc)
                 take_part(options, config.protocol, self._work.noun, self._serve, self._wait_until_fit)
         finally:
@@ -171,7 +175,7 @@ class Agent:
         conversation.reply(task, Finished(task.job, message, record.size))
 
 
-def child_of(config: Config, work: Work, supervisor: Supervisor) -> Child:
+def child_of(config: Config, work: Work, supervisor: Supervisor, group: Group) -> Child:
     """Return the child process of a device, which is not started yet."""
     plan = Plan(work.tasks, work.arguments, config.training, log.getEffectiveLevel())
-    return Child(plan, supervisor.alive)
+    return Child(plan, supervisor.alive, group)

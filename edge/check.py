@@ -9,7 +9,9 @@ Called by edge/__main__.py. Writes to stdout, and changes nothing in the folder 
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import time
 import uuid
 from dataclasses import replace
@@ -22,6 +24,7 @@ import netq
 from edge.agent import child_of
 from edge.child import Child, ChildFailed
 from edge.config import Config
+from edge.group import Group
 from edge.machine import Machine
 from edge.record import Record
 from edge.supervisor import Supervisor
@@ -30,8 +33,9 @@ from edge.worker import Order
 from fl.compression.packed import Unpacked
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task, Update
+from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.model import check_specs
-from fl.tensors.spec import nbytes, specs_of
+from fl.tensors.spec import DTYPES, specs_of
 from netq.cli.doctor import Reached, describe, reach
 from netq.cli.toml_file import in_file_terms
 from netq.text import printable
@@ -55,21 +59,25 @@ class _Answer(NamedTuple):
     error: float
 
 
-def check(config: Config, work: Work, *, train: bool = True) -> None:
+def check(config: Config, work: Work, group: Group, *, train: bool = True) -> None:
     """Print what the agent of `config` would find. Raises InvalidOption, ChildFailed, CheckFailed.
 
+    group: of the training's processes.
     train: whether to do a task.
     """
-    child = child_of(config, work, Supervisor())
+    child = child_of(config, work, Supervisor(), group)
     try:
         _functions(work, child)
+        if config.training.memory is not None:
+            _show("limits", group.says())
         _show("fit", _fit(config))
         _show("state", _state(config.state))
         answer = _look_at_server(config, is_federation=config.train is not None)
         if answer is not None:
-            model = {name: _zeros(*tensor) for name, tensor in answer.description.tensors.items()}
-            received = nbytes(model)
+            received = _model_size(answer.description)
             _show_answer(config, answer, received)
+            _check_model_size(config, received)  # before a model of this size is made
+            model = {name: _zeros(*tensor) for name, tensor in answer.description.tensors.items()}
             sent = _train(child, answer.description, model) if train else 0
             _check_traffic(config, received + sent)
     finally:
@@ -158,6 +166,30 @@ def _described(queue: netq.Communicator) -> list[_Answer]:
             error = (time.monotonic() - begin) / 2
             return [_Answer(message, time.time() - error - message.time, error)]
     return []
+
+
+def _model_size(description: Description) -> int:
+    """Return the bytes of the server's model. Raises CheckFailed for a dtype that no model has."""
+    size = 0
+    for name, (shape, dtype, is_torch) in description.tensors.items():
+        if dtype not in DTYPES or (dtype in TORCH_ONLY and not is_torch):
+            tensor = f"the tensor {printable(repr(name), 100)} as {printable(repr(dtype), 100)}"
+            known = ", ".join(DTYPES)
+            raise CheckFailed(f"the server describes {tensor}; expected one of {known}: it has another version of fl")
+        bits = re.search("[0-9]+", dtype)
+        size += math.prod(shape) * (1 if bits is None else int(bits[0]) // 8)  # bool has a byte
+    return size
+
+
+def _check_model_size(config: Config, size: int) -> None:
+    """Raise CheckFailed if the server cannot send its model to this device."""
+    limit = config.options().connection.message_size
+    if size > limit:
+        raise CheckFailed(
+            f"the server's model has {size / 1e6:.3g} MB, and this device takes messages of {limit / 1e6:.3g} MB at "
+            "most, so the server cannot send it. The limit is connection.message_size; if the file has none, the "
+            "smaller of training.memory and a fifth of the memory here"
+        )
 
 
 def _show_answer(config: Config, answer: _Answer, size: int) -> None:

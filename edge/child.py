@@ -6,7 +6,6 @@ which goes back to the system, and cannot stop or end the agent.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -17,13 +16,14 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from edge.group import Group
 from edge.worker import CHANNEL, Done, Failed, Order, Plan, Ready, Wrong, receive, send
 from netq.errors import InvalidOption
 from netq.utils.stream import Stream
 
 log = logging.getLogger("edge")
 
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from edge.worker import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from edge.worker import main; main(int(sys.argv[1]))"
 _TICK = 1.0  # seconds between checks whether the child has ended: processes that it started may keep its channel open
 _WRITTEN_TO = "the training has written to the descriptor 3, which is the agent's"
 _EXIT = 2.0  # seconds that a child has to exit by itself
@@ -43,12 +43,14 @@ class ChildFailed(Exception):
 class Child:
     """The child process of an agent; at most one at a time.
 
-    tick: called while the child works; returns after how many seconds it wants to be called again, None: never.
+    tick:  called while the child works; returns after how many seconds it wants to be called again, None: never.
+    group: of its processes.
     """
 
-    def __init__(self, plan: Plan, tick: Callable[[], float | None]) -> None:
+    def __init__(self, plan: Plan, tick: Callable[[], float | None], group: Group) -> None:
         self._plan = plan
         self._tick = tick
+        self._group = group
         self._pid: int | None = None
         self._channel: socket.socket | None = None
         self._status = 0
@@ -112,6 +114,8 @@ class Child:
         """Let the child exit, unless it is kept."""
         if not self._plan.limits.keep:
             self.end()
+        elif self._pid is not None:
+            self._group.reap(self._pid)
 
     def end(self) -> None:
         """Let the child exit, and kill it if it takes too long."""
@@ -125,10 +129,7 @@ class Child:
         """Kill the child, and the processes that it has started."""
         self._close()
         if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
-            os.kill(self._pid, signal.SIGKILL)  # it may have left its group
-            self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            self._status = os.waitstatus_to_exitcode(self._group.kill(self._pid))
             self._pid = None
 
     def _until(self) -> float | None:
@@ -142,7 +143,7 @@ class Child:
         with theirs:
             self._pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-c", _PROGRAM, *sys.path],
+                [sys.executable, "-c", _PROGRAM, str(os.getpid()), *sys.path],
                 {**os.environ, **self._plan.limits.environment()},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, theirs.fileno(), CHANNEL),
@@ -150,6 +151,7 @@ class Child:
                 ],
                 setpgroup=0,  # so that it can be killed with all that it has started, and Ctrl-C reaches the agent only
             )
+        self._group.add(self._pid)  # it waits for the plan before it does anything
         try:
             send(self._channel, self._plan)
         except ConnectionError:  # it has ended at once, which `_wait` reports
@@ -205,6 +207,9 @@ class Child:
     def _how_it_ended(self) -> str:
         """Wait for the end of the child, and say how it was."""
         self.end()
+        if self._status == -signal.SIGKILL and self._group.ran_out():
+            memory = self._plan.limits.memory
+            return f"the training needed more than training.memory ({memory} MB) in all its processes; killed"
         if self._status == -signal.SIGKILL:
             return "the training process was killed (SIGKILL); the system does that when memory runs out"
         if self._status < 0:

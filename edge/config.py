@@ -18,7 +18,7 @@ Opens no connection, starts nothing, and imports nothing of the user's.
                                  relative to this file. The table turns TLS on, even if it is empty
 [seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
-[connection]  any field of netq.ConnectionOptions
+[connection]  any field of netq.ConnectionOptions; default of message_size and memory: what fits this machine
 [settings]    any keys; added to the config of train and evaluate. They override keys of the same name that the server
               sends
 
@@ -38,6 +38,7 @@ from typing import Any
 from edge import fitness
 from edge.fitness import Fitness
 from edge.limits import Limits
+from edge.machine import Machine
 from fl.outline import RESERVED
 from netq.cli.toml_file import File, Override, in_file_terms
 from netq.errors import InvalidOption, SecurityError
@@ -115,11 +116,11 @@ class Config:
         )
 
     def options(self) -> CommunicatorOptions:
-        """Return the options of the device's communicator."""
+        """Return the options of the device's communicator, which takes no message that this machine has no room for."""
         return CommunicatorOptions(
             id=self.id,
             netloc=self.netloc,
-            connection=self.connection,
+            connection=self.training.bound(self.connection, Machine().memory()),
             security=self.security,
             mqtt=self.mqtt,
             seal=self.seal,

@@ -67,7 +67,7 @@ def _work(config: Config, app: str | None, folder: Path | None, signer: Path | N
     has = None if folder is None else partial(is_stored, folder)
 
     def converse(grid: netq.Communicator, membership: Membership, link: Link) -> Conversation:
-        return Conversation(grid, membership, version, has)
+        return Conversation(grid, membership, version, has, config.options().connection.memory)
 
     return Work(
         noun="run",

@@ -74,6 +74,9 @@ UMask=0077
 MemoryMax={memory}
 TasksMax=256
 OOMPolicy=continue
+# The agent makes a cgroup for the training, so that its limits hold for all its processes. ProtectControlGroups would
+# keep it from that; other cgroups belong to root.
+Delegate=memory pids
 
 ProtectSystem=strict
 ProtectHome={_protect_home(paths)}
@@ -81,7 +84,6 @@ PrivateTmp=yes
 {private}
 {hardware}PrivateUsers=yes
 ProtectClock=yes
-ProtectControlGroups=yes
 ProtectHostname=yes
 ProtectKernelLogs=yes
 ProtectKernelModules=yes

@@ -1,16 +1,25 @@
-"""The limits of the child process that trains: the table [training] of a device's file."""
+"""The limits of the process that trains, the table [training] of a device's file, and of the messages to the device.
+
+Read by edge/config.py. The child applies them to itself (edge/worker.py); edge/group.py applies `memory` to all
+processes of the training, where it can.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from netq.options import ConnectionOptions
 from netq.validate import expect, flag, is_number, is_whole
 
 _OOM_SCORE = "800"  # of 1000: if memory runs out, the kernel kills the training before the agent and other programs
-_MB = 10**6
+MB = 10**6
+# Copies of a model that a device may have at one time: the task as it arrives, its file for the child, the trained
+# model, the last reply, and the next task, which may come meanwhile.
+_MODELS = 5
+_DEFAULT = ConnectionOptions()
 
 
 @dataclass(frozen=True)
@@ -46,11 +55,26 @@ class Limits:
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         return dict.fromkeys(names, str(self.threads))
 
+    def bound(self, connection: ConnectionOptions, memory: int | None) -> ConnectionOptions:
+        """Return the options of a device's link, with a `message_size` and a `memory` that fit it.
+
+        A message is at most what the training may allocate, and its part of the machine's `memory` (bytes; None:
+        unknown). Options that are not netq's default stay.
+        """
+        parts = [] if memory is None else [memory // _MODELS]
+        parts += [] if self.memory is None else [self.memory * MB]
+        size, room = connection.message_size, connection.memory
+        return replace(
+            connection,
+            message_size=min([size, *parts]) if size == _DEFAULT.message_size else size,
+            memory=min([room, *parts]) if room == _DEFAULT.memory else room,
+        )
+
     def apply(self) -> None:
         """Limit this process."""
         os.nice(self.nice)
         if self.memory is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, (self.memory * _MB, self.memory * _MB))
+            resource.setrlimit(resource.RLIMIT_DATA, (self.memory * MB, self.memory * MB))
         with (
             contextlib.suppress(OSError),
             open("/proc/self/oom_score_adj", "w") as file,

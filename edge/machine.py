@@ -86,6 +86,17 @@ class Machine:
         }
         return {name: lack for name, (there, lack) in required.items() if not there}
 
+    def memory(self) -> int | None:
+        """Return the bytes of memory that this process may use: the machine's, or the least of its cgroups' limits."""
+        limits = [None if (total := self._meminfo("MemTotal")) is None else total * 1024]
+        for line in text_of(self.root / "proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):  # of version 2, of version 1
+                folder = self.root / "sys/fs/cgroup" / controllers / path.lstrip("/")
+                name = "memory.limit_in_bytes" if controllers else "memory.max"
+                limits += [_number(each / name) for each in (folder, *folder.parents)]
+        return min((int(limit) for limit in limits if limit is not None), default=None)
+
     def _temperature(self) -> float | None:
         hottest = _greatest(_number(zone) for zone in self._zones())
         return None if hottest is None else hottest / 1000  # the kernel's unit is millidegrees
@@ -124,11 +135,14 @@ class Machine:
         return [supply for supply in supplies if text_of(supply / "scope") != "Device"]
 
     def _free_memory(self) -> float | None:
+        kib = self._meminfo("MemAvailable")
+        return None if kib is None else kib * _KIB_IN_MB
+
+    def _meminfo(self, wanted: str) -> float | None:
         for line in text_of(self.root / "proc/meminfo").splitlines():
             name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                kib = _parse(value)
-                return None if kib is None else kib * _KIB_IN_MB
+            if name == wanted:
+                return _parse(value)
         return None
 
     def _idle(self) -> float | None:

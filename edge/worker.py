@@ -93,9 +93,9 @@ class Failed(NamedTuple):
     why: str
 
 
-def main() -> None:
-    """Serve the parent."""
-    _end_with_parent()
+def main(parent: int) -> None:
+    """Serve the parent, the process of this id."""
+    _end_with_parent(parent)
     os.set_inheritable(CHANNEL, False)
     with socket.socket(fileno=CHANNEL) as channel, contextlib.suppress(EOFError, ConnectionError):
         plan: Plan = receive(channel)[0]
@@ -185,10 +185,10 @@ def _write(target: int, key: str, answer: Finished, state: Stream) -> list[int]:
     return []
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() == 1:  # it has ended before
+    if os.getppid() != parent:  # it has ended before
         sys.exit()
 
 

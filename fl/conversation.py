@@ -39,6 +39,7 @@ class Conversation:
         self._membership = membership
         self._link = link
         self._offered: Finished | None = None  # waits for a permit
+        self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
         self.delivered: Job | None = None  # the last job whose reply the server has
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Task | None:
@@ -63,7 +64,9 @@ class Conversation:
                 self._membership.session_ended(error)
                 return None
             except netq.Unreadable as error:
-                log.error("a message of the server cannot be read, and is left out: %s", error)
+                level = logging.DEBUG if self._warned_unreadable else logging.ERROR
+                self._warned_unreadable = True
+                log.log(level, "a message of the server cannot be read, and is left out: %s", error)
                 continue
             if isinstance(message, Task):
                 self._membership.asked(peer)

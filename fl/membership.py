@@ -16,7 +16,8 @@ import netq
 
 log = logging.getLogger("netq.fl")
 
-_WAITING = 2**28  # bytes of answers that wait for the server, besides the first
+_WAITING = 2**28  # bytes of answers that wait for the server, besides the first: these at most, and `memory` at most
+_MESSAGES = 10_000  # that wait for the server at most: each costs 1.5 kB here, besides its bytes
 _PAUSE = 1.0  # seconds until the next session, when the last one has ended and the federation has not
 
 
@@ -73,7 +74,8 @@ def take_part(
     begin: called before each session; may wait.
     """
     membership = Membership(noun, options.events.ini)
-    connection = options.connection.with_queue_bytes(_WAITING)
+    connection = options.connection.with_queue_bytes(min(_WAITING, options.connection.memory))
+    connection = replace(connection, queue_size=min(_MESSAGES, connection.queue_size))
     options = replace(options, connection=connection, events=replace(options.events, ini=membership.connected))
     while True:
         begin()

@@ -1,28 +1,23 @@
 """The cgroup of a board, of version 1 or 2: its limits, its processes, and what they have used.
 
 Version 2 has one folder for a group. Version 1 has one for each controller, in the place where that is mounted. Below
-them a run has a folder of its own name, and its boards are folders in it. Root only. The files are described in
-Documentation/admin-guide/cgroup-v2.rst and cgroup-v1 of Linux.
+them a run has a folder of its own name, and its boards are folders in it. Root only.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge import cgroup_files
 from edge.boards import leftovers
 from edge.boards.limits import PIDS, Limits
 from edge.boards.tools import CannotSimulate
+from edge.cgroup_files import UNIFIED
 
-UNIFIED = Path("/sys/fs/cgroup")  # where version 2 is mounted
 _CONTROLLERS = {1: ("cpu", "cpuacct", "memory", "pids"), 2: ("cpu", "memory", "pids")}
 _PERIOD = 100_000  # microseconds; the kernel's default. A board of 0.25 cores runs 25 ms of every 100 ms
-_PATIENCE = 5.0  # seconds until a killed process has left its cgroup
 
 # By version: files and values that set the limits. Kernels that do not account for swap lack those with "?".
 _LIMITS = {
@@ -90,9 +85,9 @@ class Hierarchy:
         """Remove the cgroups of runs that were killed, with their processes."""
         for folder in {path for root in self.folders.values() for path in leftovers.dead(root)}:
             for inner in folder.glob("*/"):
-                _kill(inner)
-                _remove(inner)
-            _remove(folder)
+                cgroup_files.kill(inner)
+                cgroup_files.remove(inner)
+            cgroup_files.remove(folder)
 
     def make_run(self, name: str) -> Hierarchy:
         """Make the folders of a run; boards are made in what this returns. Raises CannotSimulate."""
@@ -103,7 +98,8 @@ class Hierarchy:
                 folder.mkdir()
             if self.version == 2:
                 for folder in (*roots, *made):
-                    _write(folder / "cgroup.subtree_control", " ".join(f"+{name}" for name in _CONTROLLERS[2]))
+                    wanted = " ".join(f"+{name}" for name in _CONTROLLERS[2])
+                    cgroup_files.write(folder / "cgroup.subtree_control", wanted)
         except OSError as error:
             run.remove()
             raise _denied(error) from error
@@ -112,7 +108,7 @@ class Hierarchy:
     def remove(self) -> None:
         """Remove the folders of a run, whose boards are removed."""
         for folder in set(self.folders.values()):
-            _remove(folder)
+            cgroup_files.remove(folder)
 
 
 class Cgroup:
@@ -136,7 +132,7 @@ class Cgroup:
             for controller, file, value in _LIMITS[self._version]:
                 path = self._folders[controller] / file.removesuffix("?")
                 if path.exists() or not file.endswith("?"):
-                    _write(path, value.format(**values))
+                    cgroup_files.write(path, value.format(**values))
         except OSError as error:
             raise _denied(error) from error
 
@@ -148,13 +144,13 @@ class Cgroup:
     def kill(self) -> None:
         """Kill the processes in it."""
         for folder in self._unique():
-            _kill(folder)
+            cgroup_files.kill(folder)
 
     def remove(self) -> None:
         """Kill what is in it, and remove it."""
         for folder in self._unique():
-            _kill(folder)
-            _remove(folder)
+            cgroup_files.kill(folder)
+            cgroup_files.remove(folder)
 
     def usage(self) -> Usage:
         """Return what its processes have used so far."""
@@ -187,36 +183,6 @@ class Cgroup:
 
     def _unique(self) -> Iterable[Path]:
         return dict.fromkeys(self._folders.values())
-
-
-def _write(path: Path, value: str) -> None:
-    """Write to a file of the kernel; it takes a value in one write, and creates no file."""
-    try:
-        with open(path, "r+b", buffering=0) as file:
-            file.write(value.encode())
-    except OSError as error:
-        error.filename = str(path)  # an error of write() has none
-        raise
-
-
-def _kill(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        for pid in (folder / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a cgroup, which is busy for a moment after its last process was killed."""
-    deadline = time.monotonic() + _PATIENCE
-    while folder.exists():
-        try:
-            folder.rmdir()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            _kill(folder)
-            time.sleep(0.02)
 
 
 def _denied(error: OSError) -> CannotSimulate:

@@ -96,10 +96,9 @@ def _simulate(options: argparse.Namespace, signals: Signals) -> int:
         net.make(stack)
         relay = Relay(stack.enter_context(net.listen()), (device.address, device.port), limits.delay, limits.rate)
         folder, hosts = _make_folder(stack, name, device)
+        own = [device.overrides(board, limits.boards, folder, limits.memory) for board in range(limits.boards)]
         agents = [
-            Agent(
-                board, cgroup, net.namespace(board), device.path, device.overrides(board, limits.boards, folder), hosts
-            )
+            Agent(board, cgroup, net.namespace(board), device.path, own[board], hosts)
             for board, cgroup in enumerate(cgroups)
         ]
         ended = asyncio.run(_run(agents, relay, signals))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.config import FILE, KEYS, Config, from_file
+from edge.limits import Limits
 from netq.cli.toml_file import File
-from netq.options import Protocol
+from netq.options import ConnectionOptions, Protocol
 
 _LOCAL = "127.0.0.1"  # what the name of a server on this machine usually resolves to
 
@@ -27,6 +28,8 @@ class Device:
     port: int
     address: str  # IPv4, as this machine resolves the host
     is_certified: bool  # a certificate names the device's id
+    training: Limits
+    connection: ConnectionOptions
 
     @classmethod
     def load(cls, path: Path, boards: int) -> Device:
@@ -48,21 +51,25 @@ class Device:
                 "a server and a file without certificates of clients"
             )
         host, port = config.netloc
-        return cls(path, host, port, _resolve(file, host), is_certified)
+        return cls(path, host, port, _resolve(file, host), is_certified, config.training, config.connection)
 
     @property
     def is_named(self) -> bool:
         """Whether the file has the server's name, not its address."""
         return self.host != self.address
 
-    def overrides(self, board: int, boards: int, folder: Path) -> dict[str, str]:
-        """Return the environment variables by which a board differs from the others.
+    def overrides(self, board: int, boards: int, folder: Path, memory: int) -> dict[str, str]:
+        """Return the environment variables by which a board differs from the others, and from this machine.
 
         folder: for the state of each board.
+        memory: of each board, in bytes. Its agent does not see the cgroup, whose file system is out of its sight.
         """
+        link = self.training.bound(self.connection, memory)
         own = {} if self.is_certified else {"EDGE_CLIENT_ID": str(uuid.uuid4())}
         return {
             **own,
+            "EDGE_CONNECTION_MESSAGE_SIZE": str(link.message_size),
+            "EDGE_CONNECTION_MEMORY": str(link.memory),
             "EDGE_CLIENT_STATE": str(folder / f"board-{board}"),
             "EDGE_SETTINGS_PARTITION": str(board),
             "EDGE_SETTINGS_PARTITIONS": str(boards),

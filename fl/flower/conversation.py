@@ -7,6 +7,7 @@ counterpart of fl/conversation.py: a grid may have several messages open at a no
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,8 +16,15 @@ import netq
 from fl.flower.outline import UNAVAILABLE, Ask, End, Files, failure, fetch, leave, other_version
 from fl.membership import Membership
 from fl.outline import Finished
+from netq.runtime.log_dedup import LogDedup
 
 log = logging.getLogger("netq.fl")
+
+
+# What waits at most for the files of an app, besides the first message. A strategy has one message open at a node, and
+# an app of its own may have some.
+_MESSAGES = 100
+_BYTES = 2**26
 
 
 class Conversation:
@@ -24,17 +32,25 @@ class Conversation:
 
     version: of the node's app; "" if unknown.
     has:     whether a version of the app is here. None: the node has an app of its own, for all versions.
+    room:    bytes of messages that may wait for the files of an app (the `memory` of the connection).
     """
 
     is_sending = False
 
     def __init__(
-        self, grid: netq.Communicator, membership: Membership, version: str, has: Callable[[str], bool] | None
+        self,
+        grid: netq.Communicator,
+        membership: Membership,
+        version: str,
+        has: Callable[[str], bool] | None,
+        room: int = _BYTES,
     ) -> None:
         self._grid = grid
         self._membership = membership
         self._version = version
         self._has = has
+        self._room = min(room, _BYTES)
+        self._log_dedup = LogDedup()
         self._ready: deque[Ask | Files] = deque()
         self._waiting: list[Ask] = []  # for an app whose files this node has asked for
         self._reported = ""  # version of the server's app, if the difference was reported
@@ -97,9 +113,14 @@ class Conversation:
 
     def _refuse(self, error: netq.Unreadable) -> None:
         """Reply to a message that cannot be read, and may be any of the open ones."""
-        log.error("a message of the grid cannot be read: %s", error)
+        self._log(logging.ERROR, "a message of the grid cannot be read: %s", error)
         reason = f"node {self._grid.id}: cannot read what it was sent: {error}"
         self._grid.put(failure(None, reason, UNAVAILABLE))
+
+    def _log(self, level: int, text: str, *args: object) -> None:
+        """Log a line about the grid. Lines with the same `text` follow at DEBUG: it may send without end."""
+        is_new = self._log_dedup.is_new("grid", text, time.monotonic())
+        log.log(level if is_new else logging.DEBUG, text, *args)
 
     def _compare(self, version: str) -> None:
         """Report once that the server's app has another version than this node's."""
@@ -113,6 +134,11 @@ class Conversation:
         if self._has is None or self._has(ask.app):
             self._ready.append(ask)
             return
+        size = sum(each.stream.nbytes for each in self._waiting)
+        if self._waiting and (len(self._waiting) >= _MESSAGES or size + ask.stream.nbytes > self._room):
+            reason = f"{len(self._waiting)} messages of {size} bytes wait here for the files of apps already"
+            self._grid.put(failure(ask.job[1], f"node {self._grid.id}: {reason}", UNAVAILABLE))
+            return
         if all(each.app != ask.app for each in self._waiting):
             log.info("the server's app has version %s, which is not here: asking for its files", ask.app)
             self._grid.put(fetch(ask.app))
@@ -123,7 +149,7 @@ class Conversation:
             self._ready.append(files)
         else:
             text = "the grid has sent the files of the app %s, for which this node did not ask"
-            log.warning(text, files.version)
+            self._log(logging.WARNING, text, files.version)
 
     def _stored(self, version: str, answer: Finished | str) -> None:
         """Make the messages ready that wait for an app, or reply to them that it was refused."""

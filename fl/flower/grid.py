@@ -42,17 +42,20 @@ from fl.flower.signed_app import SignedApp
 from fl.report import ClientFailure, FailureKind
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.waiting import until_connected
+from netq.runtime.log_dedup import LogDedup
 from netq.validate import expect
 
 log = logging.getLogger("netq.fl")
 
 _CODES = {
+    FailureKind.FAILED: ErrorCode.NODE_UNAVAILABLE,
     FailureKind.LATE: ErrorCode.MESSAGE_UNAVAILABLE,
     FailureKind.LOST: ErrorCode.NODE_UNAVAILABLE,
     FailureKind.UNREADABLE: ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
 }
 
 
+_QUIET = 600.0  # seconds until a kind of line about a node is a line again: a node may send without end
 _PUSHED = 2**30  # bytes that may wait for one node at least: an app may push several models at once
 _REPLY = 1024  # bytes that a reply counts besides its arrays: the cost of its objects
 
@@ -139,6 +142,7 @@ class Grid(flwr.serverapp.Grid):
             connection = options.connection.with_queue_bytes(_PUSHED)
             connection = replace(connection, queue_bytes=max(connection.queue_bytes, _PUSHED))
             options = replace(options, serialization=MESSAGES, connection=connection)
+            self._log_dedup = LogDedup()
             self._unpulled = _Unpulled(options.connection.memory)
             self._dispatcher: TaskDispatcher[str] = TaskDispatcher(
                 options, protocol, grace, self._receive, noun="message", limit="ttl"
@@ -276,22 +280,22 @@ class Grid(flwr.serverapp.Grid):
         The dispatcher calls this from `take`.
         """
         if (reason := read_text(data, "leave")) is not None:
-            log.info("node %d (%s): leaves: %s", node_id(peer), peer, reason)
+            self._log(logging.INFO, peer, "leaves: %s", reason)
             return False
         if (version := read_text(data, "fetch")) is not None:
             self._deliver(peer, version)
             return False
         if (version := read_text(data, "app")) is not None:
-            text = "node %d (%s): its app has version %s, the server's %s; update one of them"
-            log.warning(text, node_id(peer), peer, version, self._version)
+            text = "its app has version %s, the server's %s; update one of them"
+            self._log(logging.WARNING, peer, text, version, self._version)
             return False
         found = read_reply(data)
         if found.batch is None:  # an error, from a node that could not read its message
             assert isinstance(found.content, Error)
-            log.warning("%s", found.content.reason)
+            self._log(logging.WARNING, peer, "%s", found.content.reason)
             self._dispatcher.answer_all(peer, found.content)
         elif not self._dispatcher.is_open(id := message_id(found.batch, node_id(peer))):
-            log.warning("node %d (%s): its answer is not waited for (any more)", node_id(peer), peer)
+            self._log(logging.WARNING, peer, "its answer is not waited for (any more)")
         else:
             if found.usage:
                 self.usage[node_id(peer)] = found.usage
@@ -302,12 +306,21 @@ class Grid(flwr.serverapp.Grid):
             return True
         return False
 
+    def _log(self, level: int, peer: uuid.UUID, text: str, *args: object) -> None:
+        """Log a line about a node. A line with the same `text`, and other args, follows at DEBUG for some minutes."""
+        now = time.monotonic()
+        if self._log_dedup.is_new(str(peer), text, now):
+            self._log_dedup.forget_at(str(peer), now + _QUIET)
+        else:
+            level = logging.DEBUG
+        log.log(level, f"node %d (%s): {text}", node_id(peer), peer, *args)
+
     def _deliver(self, peer: uuid.UUID, version: str) -> None:
         """Send the app's files to a node that asks for them, and not again before it has them."""
         if peer in self._delivering:
             return
         app = self._delivery if self._delivery is not None and self._delivery.version == version else None
-        log.info("node %d (%s): %s the app's files", node_id(peer), peer, "is sent" if app else "asks in vain for")
+        self._log(logging.INFO, peer, "is sent the app's files" if app else "asks in vain for the app's files")
         self._delivering.add(peer)
         put = self._dispatcher.queue.put(write_files(version, app), peer)
         put.add_done_callback(lambda _: self._delivering.discard(peer))

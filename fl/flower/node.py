@@ -59,7 +59,7 @@ class Node:
         def serve(grid: netq.Communicator, membership: Membership) -> None:
             nonlocal tasks
             tasks = tasks or NodeTasks(self._app, node_id(grid.id), self._config, copy=self._copy)
-            conversation = Conversation(grid, membership, self._version, has)
+            conversation = Conversation(grid, membership, self._version, has, options.connection.memory)
             while (task := conversation.next_task()) is not None:
                 delivery = conversation.reply(task, tasks.answer(task))
                 if delivery is not None:  # the app may change its arrays when it handles the next message

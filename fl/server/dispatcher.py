@@ -7,6 +7,7 @@ A task fails, with a ClientFailure as its answer, if
 
     LATE        the peer has not answered within the task's time limit
     LOST        the peer has left, or has had no connection for longer than `grace`; or the task cannot be sent to it
+    FAILED      the task is larger than the peer takes
     UNREADABLE  the peer sent a message that cannot be read, or so many others that it was cut off
 
 A peer that was started again gets its task again, 3 times at most, if it is one of the last `ask`: earlier ones are
@@ -346,6 +347,11 @@ class TaskDispatcher(Generic[Key]):
         elif statistics.absent > self._grace:
             reason = f"no connection for {statistics.absent:.1f} s (grace {self._grace:g} s)"
         elif part.done() and not part.cancelled() and (error := part.exception()) is not None:
+            if isinstance(error, netq.MessageTooLarge):
+                size, most = error.args[1:]
+                what = f"the {self._noun} has {size} bytes, and it takes {most} at most"
+                hint = "use a smaller model, or raise its connection.message_size"
+                return ClientFailure(FailureKind.FAILED, f"{what}: {hint}")
             reason = f"the {self._noun} cannot be sent to it: {error}"
         elif now >= task.until and not task.is_late:
             return ClientFailure(FailureKind.LATE, f"no answer within {task.limit:g} s ({self._limit})")

@@ -25,6 +25,7 @@ _ACCUMULATORS: dict[str, np.dtype[Any]] = {
     **{f"{sign}int{bits}": np.dtype(np.float64) for sign in ("", "u") for bits in (8, 16, 32, 64)},
     **{name: np.dtype(name) for name in ("complex64", "complex128")},
 }
+DTYPES = tuple(_ACCUMULATORS)  # of a model's tensors
 
 
 def plain(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,8 +85,8 @@ def specs_of(like: Model) -> dict[str, Spec]:
     """Return the spec of each tensor. Raises InvalidUpdate for a dtype that has no mean."""
     specs = {name: spec_of(name, tensor) for name, tensor in like.items()}
     for name, spec in specs.items():
-        if spec.dtype not in _ACCUMULATORS:
-            raise InvalidUpdate(f"{name!r}: {spec.dtype} has no mean; expected one of {', '.join(_ACCUMULATORS)}")
+        if spec.dtype not in DTYPES:
+            raise InvalidUpdate(f"{name!r}: {spec.dtype} has no mean; expected one of {', '.join(DTYPES)}")
     return specs
 
 

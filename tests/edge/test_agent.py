@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -18,6 +19,7 @@ import pytest
 import edge
 import fl
 import netq
+from edge.machine import Machine
 from tests.edge import training
 from tests.pages import ROOT
 
@@ -73,6 +75,25 @@ def test_kept_child_does_all_rounds() -> None:
     assert pid != os.getpid()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+
+
+def test_model_that_does_not_fit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "memory", lambda self: 5_000_000)
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), connection=CONNECTION)
+    model = {"w": np.zeros(10**6, np.float32)}
+    with (
+        fl.Server(model, options, min_clients=1, deadline=SOON) as aggregator,
+        running(edge.run, config(aggregator)),
+    ):
+        for _ in range(2):
+            reason = aggregator.round().failures[ID].reason
+            assert re.search(
+                "the task has 4000[0-9]{3} bytes, and it takes 1000000 at most: use a smaller model", reason
+            )
+        (session,) = aggregator.statistics().values()
+        assert session.connected
+        assert session.bytes_out < 10_000
+        aggregator.close()
 
 
 def test_device_settings_override_the_server_config() -> None:

@@ -125,11 +125,14 @@ def write(
 def test_boards_differ_by_id_state_and_partition(tmp_path: Path) -> None:
     path = write(tmp_path, "[settings]\nrate = 0.5\n")
     device = Device.load(path, 4)
-    first, second = (Config.load(path, from_environment(device.overrides(board, 4, tmp_path))) for board in (2, 3))
+    first, second = (
+        Config.load(path, from_environment(device.overrides(board, 4, tmp_path, 2**27))) for board in (2, 3)
+    )
     assert first.settings == {"rate": 0.5, "partition": 2, "partitions": 4}
     assert second.settings["partition"] == 3
     assert first.state == tmp_path / "board-2"
     assert first.id != second.id
+    assert first.options().connection.message_size == 2**27 // 5  # the agent of a board does not see its cgroup
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_certificate_of_one_device_serves_one_board(tmp_path: Path) -> None:
     path = write(
         tmp_path, '[security]\nkey = "board-key.pem"\ncertificate = "board.pem"\nauthority = "authority.pem"\n'
     )
-    Config.load(path, from_environment(Device.load(path, 1).overrides(0, 1, tmp_path)))
+    Config.load(path, from_environment(Device.load(path, 1).overrides(0, 1, tmp_path, 2**27)))
     with pytest.raises(InvalidOption, match="names one id, and --boards is 2"):
         Device.load(path, 2)
 

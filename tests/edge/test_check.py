@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,7 @@ def test_right_file_and_answering_server(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert lines["functions"].startswith(f"{HERE}:train: imported in ")
+    assert "limits" not in lines
     assert lines["fit"] == "now"
     assert lines["state"].startswith("kept in memory")
     assert lines["server"].startswith(f"127.0.0.1:{server.netloc.port} answers in ")
@@ -170,6 +172,15 @@ def test_import_that_hangs_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "does not start: it took longer than training.seconds (0.5); killed" in error
 
 
+@pytest.mark.usefixtures("other_server")
+def test_what_the_limit_of_memory_holds_for_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        path = write(tmp_path, server.netloc.port, TRAIN + "[training]\nmemory = 500\n")
+        assert command.main(["check", path]) == 0
+    line = "limits    the training has no cgroup (edge.run makes none): training.memory is for each process, "
+    assert line in capsys.readouterr().out
+
+
 def test_memory_that_is_too_little_for_numpy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, 1, TRAIN + "[training]\nmemory = 10\n")
     assert command.main(["check", path]) == 1
@@ -185,23 +196,63 @@ def test_other_server_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "the server has not described it within 0.1 s" in capsys.readouterr().out
 
 
-def test_a_task_that_comes_first_is_declined(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def asked(
+    folder: Path, status: list[int], *flags: str, more: str = ""
+) -> Iterator[tuple[netq.Communicator, uuid.UUID]]:
+    """A server of the test's own, which `edge check` has asked for a description, and the peer; then its status."""
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), serialization=MESSAGES)
     with netq.new(purpose="server", options=options) as server:
-        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:train"\n')
-        status: list[int] = []
-        checking = threading.Thread(target=lambda: status.append(command.main(["check", path, "--no-train"])))
+        path = write(folder, server.netloc.port, f'[client]\ntrain = "{HERE}:train"\n{more}')
+        checking = threading.Thread(target=lambda: status.append(command.main(["check", path, *flags])))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(signal, "signal", lambda *args: None)  # works in the main thread only
             checking.start()
             peer, question = server.get(timeout=LIMIT)
             assert question == Describe("edge check")
-            job = Job(7, 3, "train")
-            server.put(Task(job, {"w": np.zeros(3)}, {}), peer)
-            assert server.get(timeout=LIMIT).data == Reply(job, "this is edge check, which does no tasks")
-            server.put(Description(3, {}, {}, False, {}, time.time()), peer)
+            yield server, peer
             checking.join(LIMIT)
+
+
+def test_a_task_that_comes_first_is_declined(tmp_path: Path) -> None:
+    status: list[int] = []
+    with asked(tmp_path, status, "--no-train") as (server, peer):
+        job = Job(7, 3, "train")
+        server.put(Task(job, {"w": np.zeros(3)}, {}), peer)
+        assert server.get(timeout=LIMIT).data == Reply(job, "this is edge check, which does no tasks")
+        server.put(Description(3, {}, {}, False, {}, time.time()), peer)
     assert status == [0]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error"),
+    [
+        (
+            ((2**26,), "float32", False),
+            "the server's model has 268 MB, and this device takes messages of 200 MB at most",
+        ),
+        (
+            ((2**27,), "bfloat16", True),
+            "the server's model has 268 MB, and this device takes messages of 200 MB at most",
+        ),
+        (((0,), "load", True), "the server describes the tensor 'w' as 'load'; expected one of float16, float32, "),
+        (((0,), "S100000000", False), "the server describes the tensor 'w' as 'S100000000'; expected one of float16, "),
+        (((0,), "bfloat16", False), "the server describes the tensor 'w' as 'bfloat16'; expected one of float16, "),
+    ],
+)
+def test_model_that_the_device_cannot_take_is_not_made(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tensor: tuple[tuple[int, ...], str, bool],
+    error: str,
+) -> None:
+    monkeypatch.setattr(edge.check, "_zeros", lambda *tensor: pytest.fail("it was made"))
+    status: list[int] = []
+    with asked(tmp_path, status, more="[training]\nmemory = 200\n") as (server, peer):
+        server.put(Description(3, {"w": tensor}, {}, False, {}, time.time()), peer)
+    assert status == [1]
+    assert capsys.readouterr().err.startswith(f"edge: {error}")
 
 
 def test_folder_for_the_state_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

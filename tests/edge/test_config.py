@@ -14,6 +14,7 @@ import pytest
 
 import edge
 from edge.config import KEYS
+from edge.machine import Machine
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SealOptions, SecurityOptions
 from netq.security import certificates
@@ -80,7 +81,8 @@ def test_full_file_is_read(tmp_path: Path) -> None:
     options = config.options()
     assert options.id == ID
     assert options.netloc == NetworkLocation("aggregator.local", 4433)
-    assert options.connection == ConnectionOptions(heartbeat=5, put_merge=False)
+    assert config.connection == ConnectionOptions(heartbeat=5, put_merge=False)
+    assert options.connection.heartbeat == 5
     assert options.mqtt == MqttOptions("farm", "board", "secret")
     assert options.security is not None
     assert options.security.key is None
@@ -91,7 +93,24 @@ def test_minimal_file_has_a_server(tmp_path: Path) -> None:
     config = edge.Config.load(write(tmp_path, SERVER))
     assert (config.train, config.evaluate, config.compression, config.settings) == (None, None, None, {})
     assert config.options().security is None
-    assert config.options().connection == ConnectionOptions()
+    assert config.connection == ConnectionOptions()
+
+
+def test_messages_are_no_larger_than_training_or_machine_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes(more: str) -> tuple[int, int]:
+        connection = edge.Config.load(write(tmp_path, SERVER + more)).options().connection
+        return connection.message_size, connection.memory
+
+    monkeypatch.setattr(Machine, "memory", lambda self: 500_000_000)
+    assert sizes("") == (100_000_000, 100_000_000)
+    assert sizes("[training]\nmemory = 30\n") == (30_000_000, 30_000_000)
+    assert sizes("[training]\nmemory = 300\n") == (100_000_000, 100_000_000)
+    assert sizes("[connection]\nmessage_size = 200_000_000\n") == (200_000_000, 100_000_000)
+    monkeypatch.setattr(Machine, "memory", lambda self: 50_000_000_000)
+    assert sizes("") == (10_000_000_000, ConnectionOptions().memory)
+    monkeypatch.setattr(Machine, "memory", lambda self: None)
+    assert sizes("") == (ConnectionOptions().message_size, ConnectionOptions().memory)
+    assert sizes("[training]\nmemory = 30\n") == (30_000_000, 30_000_000)
 
 
 def test_default_id_is_new_each_time(tmp_path: Path) -> None:

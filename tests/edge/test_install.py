@@ -38,6 +38,8 @@ def test_unit_runs_the_agent_with_this_python(tmp_path: Path) -> None:
     assert options_of(text, "MemoryMax") == ["80%"]
     assert options_of(text, "PrivateDevices") == ["yes"]
     assert options_of(text, "LoadCredential") == []
+    assert options_of(text, "Delegate") == ["memory pids"]
+    assert options_of(text, "ProtectControlGroups") == []  # yes would make the delegated cgroup read-only
 
 
 def test_keys_are_credentials(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_all_sensors_are_read(tmp_path: Path, india: None) -> None:
 
 def test_machine_without_files_has_no_sensor(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
+    assert machine.memory() is None
     assert set(machine.missing()) == {"temperature", "load", "battery", "free_memory", "idle"}
     readings = machine.read()
     assert readings == Readings(mains=True, minute=readings.minute)
@@ -51,6 +52,25 @@ def test_this_machine_can_be_read() -> None:
     assert readings.free_memory is not None
     assert readings.free_memory > 1
     assert readings.minute in range(24 * 60)
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "memory"),
+    [
+        ("", {}, 8_192_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": 2**28, "memory.max": 2**29}, 2**28),
+        ("0::/a/b\n", {"a/b/memory.max": 2**40}, 8_192_000_000),
+        ("0::/\n", {"memory.max": 2**27}, 2**27),
+        ("4:memory:/a\n3:cpu:/\n0::/\n", {"memory/a/memory.limit_in_bytes": 2**27}, 2**27),
+        ("4:memory:/host/a\n", {"memory/memory.limit_in_bytes": 2**27}, 2**27),  # the root of a container
+    ],
+)
+def test_memory_is_the_least_limit(tmp_path: Path, own: str, limits: dict[str, object], memory: int) -> None:
+    fake = laptop(tmp_path)
+    fake.write("proc/self/cgroup", own)
+    for name, limit in limits.items():
+        fake.write(f"sys/fs/cgroup/{name}", limit)
+    assert fake.machine.memory() == memory
 
 
 BROKEN = {

@@ -41,6 +41,20 @@ def stumbles(model: Any, config: Mapping[str, Any]) -> fl.Update:
     return train(model, config)
 
 
+def leaves_a_daemon(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    """Start a process that leaves group, session and parent, and note its id; then do what the settings say."""
+    if os.fork() == 0:
+        os.setsid()
+        if (pid := os.fork()) == 0:
+            time.sleep(1000)
+        Path(config["mark"]).write_text(str(pid))
+        os._exit(0)
+    os.wait()
+    if config["how"] == "hang":
+        time.sleep(1000)
+    return train(model, config)
+
+
 def hangs(model: Any, config: Mapping[str, Any]) -> fl.Update:
     Path(config["mark"]).touch()
     time.sleep(1000)

@@ -216,13 +216,14 @@ def test_an_evaluation_must_be_a_report() -> None:
 
 
 def test_other_messages_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(fl.Client(echo)) as server, caplog.at_level(logging.ERROR, "netq.fl"):
+    with serving(fl.Client(echo)) as server, caplog.at_level(logging.DEBUG, "netq.fl"):
         server.put(Reply(Job(7, 1, "train"), "x"))
         for junk in ("hello", None, [7, 1, "train"], {"type": "Report", "num_examples": 1}, b"junk"):
             server.put(junk)
         assert type(server()) is Update
     assert caplog.text.count("expected a Task, a Permit or an End") == 6
     assert caplog.text.count("a message of the server cannot be read") == 6
+    assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.ERROR]
 
 
 def test_an_interrupt_ends_the_run() -> None:

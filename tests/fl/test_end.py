@@ -160,6 +160,21 @@ def test_the_end_passes_a_client_that_trains() -> None:
         assert isinstance(round.exception(SOON), netq.Closed)
 
 
+@pytest.mark.parametrize(("memory", "queue_bytes"), [(1000, 1000), (2**30, 2**28)])
+def test_what_waits_for_the_server_is_bounded(monkeypatch: pytest.MonkeyPatch, memory: int, queue_bytes: int) -> None:
+    made: list[netq.ConnectionOptions] = []
+
+    def new(protocol: netq.Protocol, purpose: netq.Purpose, options: netq.CommunicatorOptions) -> None:
+        made.append(options.connection)
+        raise InterruptedError
+
+    monkeypatch.setattr(netq, "new", new)
+    options = netq.CommunicatorOptions(connection=netq.ConnectionOptions(memory=memory))
+    with pytest.raises(InterruptedError):
+        fl.Client(lambda model, config: fl.Update(model, 1)).run(options)
+    assert [(each.queue_bytes, each.queue_size) for each in made] == [(queue_bytes, 10_000)]
+
+
 def test_the_users_events_are_called() -> None:
     began: list[uuid.UUID] = []
     ended: list[uuid.UUID] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -35,8 +36,8 @@ class Session:
         self.membership = Membership("run", None)
         self.membership.connected(grid.id)
 
-    def converse(self, version: str = "", has: Callable[[str], bool] | None = None) -> Conversation:
-        return Conversation(self._node, self.membership, version, has)
+    def converse(self, version: str = "", has: Callable[[str], bool] | None = None, **options: Any) -> Conversation:
+        return Conversation(self._node, self.membership, version, has, **options)
 
     def ask(self, batch: int, app: str = "") -> None:
         self.send(write_ask(Ask(batch, RUN, {}, "query", "", 0.0, 60.0, app, RecordDict())))
@@ -148,6 +149,24 @@ def test_missing_app_is_fetched_once_and_its_messages_wait(session: Session) -> 
     ]
 
 
+@pytest.mark.parametrize(("room", "kept"), [(2**30, 100), (201, 3), (1, 1)], ids=["count", "bytes", "one"])
+def test_messages_that_wait_for_an_app_are_bounded(session: Session, room: int, kept: int) -> None:
+    here = {""}
+    conversation = session.converse(has=here.__contains__, room=room)
+    for batch in range(110):
+        session.ask(batch, "b")  # 67 to 69 bytes
+    session.send(write_files("b", None))
+    files = next_of(conversation)
+    assert session.sent() == [VERSION, "fetch", "b"]
+    for batch in range(kept, 110):
+        version, refused, code, reason = session.sent()
+        assert (version, refused, code) == (VERSION, batch, UNAVAILABLE)
+        assert reason.startswith(f"node {NODE}: {kept} messages of ")
+        assert reason.endswith(" bytes wait here for the files of apps already")
+    conversation.reply(files, finished(files, None))
+    assert [batch_of(next_of(conversation)) for _ in range(kept)] == [*range(kept)]
+
+
 def test_other_version_is_reported_once(session: Session) -> None:
     conversation = session.converse(version="mine")
     for batch, app in enumerate(("", "mine", "theirs", "theirs")):
@@ -165,6 +184,17 @@ def test_unreadable_message_is_reported_without_its_batch(session: Session) -> N
     version, batch, code, reason = session.sent()
     assert (version, batch, code) == (VERSION, None, UNAVAILABLE)
     assert reason.startswith(f"node {NODE}: cannot read what it was sent: the version of a message: expected ")
+
+
+def test_unreadable_messages_are_one_line(session: Session) -> None:
+    conversation = session.converse()
+    with LogRecorder() as log:
+        for _ in range(50):
+            session.send(("hello",))
+        session.ask(2)
+        assert batch_of(conversation.next_task()) == 2
+        assert len(log.having("a message of the grid cannot be read", logging.INFO)) == 1
+        assert len(log.having("a message of the grid cannot be read")) == 50
 
 
 def test_idle_is_called_before_each_wait(session: Session) -> None:

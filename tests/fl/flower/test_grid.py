@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -393,6 +394,20 @@ def test_a_peer_cannot_reply_for_another() -> None:
         assert [reply.content for reply in (first, *replies)] == [RecordDict()] * 2
         federation.query(good)
         assert len(log.having("its answer is not waited for (any more)")) == 2
+
+
+def test_a_node_that_repeats_itself_is_one_line_of_each_kind() -> None:
+    flood: list[Any] = [[VERSION, "leave", f"reason {n}"] for n in range(50)] + [
+        [VERSION, "app", f"v{n}"] for n in range(50)
+    ]
+    flood += [[VERSION, "fetch", "v"]] * 50 + [[VERSION, 1, [], {}]] * 50
+    kinds = ("leaves: ", "its app has version ", "asks in vain for the app's files", "its answer is not waited for")
+    with LogRecorder() as log, Federation() as federation:
+        ids = [federation.join_raw(lambda ask: [*flood, reply_to(ask, [], {})]) for _ in range(2)]
+        assert set(federation.query(*ids)) == set(ids)
+        for kind in kinds:
+            assert len(log.having(kind, logging.INFO)) == len(ids)
+        assert len(log.having("leaves: ")) >= 50 * len(ids)  # a node begins again when it gets the files
 
 
 def test_a_flood_of_messages_does_not_delay_the_timeout() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -222,7 +223,7 @@ def test_a_restarted_peer_gets_the_last_task_again_only() -> None:
         assert place.dispatcher.is_open("b")
 
 
-def test_a_task_that_is_too_large_is_lost() -> None:
+def test_a_task_that_is_too_large_fails() -> None:
     with dispatching() as place:
         narrow = netq.ConnectionOptions(message_size=100)
         with netq.new(options=at(place.dispatcher.queue.netloc, A, narrow)):
@@ -232,8 +233,12 @@ def test_a_task_that_is_too_large_is_lost() -> None:
             place.ask("a" * 1000)
             found = place.take("a" * 1000)
         assert found is not None
-        assert found[1].why is FailureKind.LOST
-        assert "the task cannot be sent to it" in found[1].reason
+        assert found[1].why is FailureKind.FAILED
+        assert re.fullmatch(
+            r"the task has 10\d\d bytes, and it takes 100 at most: use a smaller model, or raise its "
+            r"connection\.message_size",
+            found[1].reason,
+        )
 
 
 def test_an_unreadable_message_fails_all_tasks_of_its_peer() -> None:
