@@ -604,6 +604,7 @@ def test_a_client_that_joins_during_a_round_changes_nothing() -> None:
         assert set(federation.round(2).clients) == {A, B}
 
 
+@pytest.mark.slow
 def test_a_client_that_has_left_before_its_first_round_is_not_asked() -> None:
     """It may be a stranger, for whom each round would wait `grace`."""
     with Federation(grace=6 * SOON) as federation, Proxy(federation.server.netloc) as proxy:
