@@ -47,7 +47,7 @@ from netq.validate import is_whole
 log = logging.getLogger("netq.fl")
 
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
-_NAMED = 3  # clients whose failures the error of a stalled federation names
+_NAMED = 3  # clients that an error or a line of the log names
 
 
 class Server:
@@ -116,6 +116,8 @@ class Server:
         self._wait = min_clients if wait is None else wait
         self._void_rounds = void_rounds
         self._void_pause = void_pause
+        self._grace = grace
+        self._counted: set[uuid.UUID] = set()  # clients of the last round that counted, while they are there
         self._dominant: set[uuid.UUID] = set()  # clients with more than half of the examples of the last round
         self._has_begun = False  # the first round of this server
         self._voids = 0  # attempts since the last round that counted
@@ -208,8 +210,10 @@ class Server:
 
     def round(self) -> RoundReport:
         """Run one attempt of a round. If it does not count, the report has no clients, and the number stays."""
-        clients = self.wait(self._wait if self.number == 0 and not self._voids else self._min_clients)
+        self.wait(self._wait if self.number == 0 and not self._voids else self._min_clients)
+        clients = self._present()
         number, attempt = self.number + 1, self._voids + 1
+        self._warn_of_absent(number, clients)
         if not self._has_begun:
             self._has_begun = True
             self._callbacks.federation_begins(self._details())
@@ -242,6 +246,7 @@ class Server:
             shares=training.shares(),
             suspended=tuple(self._collector.suspended()),
         )
+        self._counted = set(report.clients) or self._counted
         self._warn_of(report.shares)
         self._callbacks.round_ends(report, self.model)
         return report
@@ -348,6 +353,27 @@ class Server:
                     "strategy": {"name": type(self._strategy).__name__, "state": self._strategy.state()},
                 }
             )
+
+    def _present(self) -> tuple[uuid.UUID, ...]:
+        """Return the connected clients, and those of the last round that are not lost yet: links are away for moments.
+
+        Others that were connected lately may be strangers, who would cost each round its grace.
+        """
+
+        def is_present(id: uuid.UUID, figures: netq.Statistics) -> bool:
+            return figures.connected or (id in self._counted and figures.absent <= self._grace)
+
+        visitors = self._tasks.visitors
+        return tuple(id for id, each in self.statistics().items() if is_present(id, each) and id not in visitors)
+
+    def _warn_of_absent(self, number: int, clients: Collection[uuid.UUID]) -> None:
+        """Log which clients of the last round are not there to be asked: no report has them."""
+        gone = self._counted.difference(clients)
+        if gone:
+            ids = ", ".join(map(str, islice(sorted(gone), _NAMED))) + (", …" if len(gone) > _NAMED else "")
+            text = "round %d begins without %d of the %d clients of the last one: %s; no connection"
+            log.warning(text, number, len(gone), len(self._counted), ids)
+            self._counted -= gone
 
     def _warn_of(self, shares: Mapping[uuid.UUID, float]) -> None:
         """Log the clients that have more than half of the examples, if they were not logged in the round before."""

@@ -156,14 +156,16 @@ class File:
         expected = "a folder, and there is a file of this name" if folder else "a file, and this is a folder"
         self.check(f"{table}.{key}", str(path), os.path.isdir(path) == folder or not os.path.exists(path), expected)
         name = "a name that may be written to" + (", and so may be others beside it" if suffix else "")
-        self.check(f"{table}.{key}", str(path), _may_write(path, suffix), name)
+        why = _unwritable(path, suffix)
+        self.check(f"{table}.{key}", str(path), not why, f"{name} ({why})")
         return path
 
     def folder(self, table: str, key: str) -> Path:
         """Return the path of a folder that exists and is writable."""
         path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
-        expected = "a folder that is there and that this user may write to"
-        self.check(f"{table}.{key}", str(path), _may_write_in(path), expected)
+        why = _unwritable_in(path)
+        expected = f"a folder that is there and that this user may write to ({why})"
+        self.check(f"{table}.{key}", str(path), not why, expected)
         return path
 
     def existing(self, table: str, key: str, kind: str) -> Path:
@@ -266,31 +268,36 @@ def _is_deeper(value: object, levels: int) -> bool:
     return levels == 0 or any(_is_deeper(inner, levels - 1) for inner in each)
 
 
-def _may_write(path: Path, suffix: str) -> bool:
-    """Whether a file or folder can be created or written here. With a suffix, it is always a new file."""
+def _unwritable(path: Path, suffix: str) -> str:
+    """Return why no file or folder can be created or written here, "" if one can. With a suffix, it is always new."""
     try:
         os.lstat(f"{path}{suffix}")
     except FileNotFoundError:
         pass
-    except (OSError, ValueError):  # a name that is too long, or has a null byte
-        return False
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null byte
+        return _reason(error)
     if suffix:
         path = Path(os.path.realpath(path))
-        return (path.is_file() or not path.exists()) and _may_write_in(path.parent)
+        is_file = path.is_file() or not path.exists()
+        return _unwritable_in(path.parent) if is_file else "it is a pipe or a device"
     if path.exists() and not path.is_dir():
-        return os.access(path, os.W_OK)
-    return _may_write_in(path if os.path.isdir(path) else path.parent)
+        return "" if os.access(path, os.W_OK) else "this user may not"
+    return _unwritable_in(path if os.path.isdir(path) else path.parent)
 
 
-def _may_write_in(folder: Path) -> bool:
-    """Whether a file can be created there. Found out by trying: for root, os.access says yes even of /proc."""
+def _unwritable_in(folder: Path) -> str:
+    """Return why no file can be created there. Found out by trying: for root, os.access says yes even of /proc."""
     import tempfile  # takes 1.3 MB, which an agent has to keep
 
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return True
-    except (OSError, ValueError):
-        return False
+            return ""
+    except (OSError, ValueError) as error:
+        return _reason(error)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def in_file_terms(text: str | Exception) -> str:

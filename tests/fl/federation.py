@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -49,8 +50,10 @@ def at(
 class Federation:
     """A server, and its clients in threads, which end with the server."""
 
-    def __init__(self, model: Any = None, port: int = 0, connection: Any = QUICK, **settings: Any) -> None:
-        options = at(netq.NetworkLocation("127.0.0.1", port), connection=connection)
+    def __init__(
+        self, model: Any = None, port: int = 0, connection: Any = QUICK, security: Any = None, **settings: Any
+    ) -> None:
+        options = replace(at(netq.NetworkLocation("127.0.0.1", port), connection=connection), security=security)
         self.server = fl.Server(model or zeros(), options, **{"deadline": 3 * SOON, **settings})
         self._pool = ThreadPoolExecutor(16)
         self._runs: list[Future[None]] = []

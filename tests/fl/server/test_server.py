@@ -32,7 +32,8 @@ import torch
 
 import fl
 import netq
-from fl.messages import Job, Reply, Report, Task, Update
+from fl.messages import MESSAGES, Job, Reply, Report, Task, Update
+from netq.testing.proxy import Proxy
 from netq.utils.stream import PickleSerializer
 from tests.fl.federation import (
     IDS,
@@ -607,6 +608,24 @@ def test_a_client_that_joins_during_a_round_changes_nothing() -> None:
         assert set(federation.round(2).clients) == {A, B}
 
 
+@pytest.mark.slow
+def test_a_client_that_has_left_before_its_first_round_is_not_asked() -> None:
+    """It may be a stranger, for whom each round would wait `grace`."""
+    with Federation(grace=6 * SOON) as federation, Proxy(federation.server.netloc) as proxy:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        options = replace(at(proxy.netloc, C), serialization=MESSAGES)
+        with netq.new(purpose=netq.Purpose.CLIENT, options=options):
+            federation.server.wait(3, SOON)
+            proxy.refusing = True
+            proxy.cut()
+            while C in federation.server.clients:
+                threading.Event().wait(0.01)
+            report = federation.round(2)
+            assert (set(report.clients), report.failures) == ({A, B}, {})
+            proxy.refusing = False
+
+
 def test_a_client_may_start_before_the_server() -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -983,7 +1002,7 @@ def test_a_task_too_large_for_a_client_fails_at_once() -> None:
         federation.join(B, lambda model, config: Update(model, 1), connection=narrow)
         report = federation.round(2)
     assert report.clients == (A,)
-    assert re.search("the task cannot be sent to it: .*at most 1000", reasons(report)[B])
+    assert re.search("the task has .* it takes 1000 at most", reasons(report)[B])
 
 
 def test_an_update_too_large_for_the_server_fails_at_once() -> None:
