@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,7 +19,7 @@ import fl
 import netq
 from fl.messages import MESSAGES, Offer, Permit, Reply, Report, Task, Update
 from netq.testing.proxy import Proxy
-from tests.fl.federation import IDS, SHORT, SOON, A, B, C, D, Federation, adds, at, filled, gives, reasons, reply
+from tests.fl.federation import IDS, QUICK, SHORT, SOON, A, B, C, D, Federation, adds, at, filled, gives, reasons, reply
 
 
 class Gate:
@@ -402,6 +403,36 @@ def test_a_client_that_does_not_send_lets_others_pass() -> None:
         report = round.result(SOON)
         assert (set(report.clients), report.failures) == ({A, B, C}, {})
     assert federation.w == [6] * 100
+
+
+@pytest.mark.slow
+def test_an_update_that_comes_by_drops_lets_others_pass_and_counts() -> None:
+    """Its first bytes hold nobody's window, and the link that is cut for it costs nothing."""
+    megabyte = {"w": np.zeros(250_000, np.float32)}
+    settings: dict[str, Any] = {"memory_limit": 3_000_000, "min_clients": 3, "grace": 0.3}
+    with Federation(megabyte, **settings) as federation, ExitStack() as stack:
+        proxy = stack.enter_context(Proxy(federation.server.netloc))
+        slow = netq.CommunicatorOptions(A, proxy.netloc, QUICK, MESSAGES)
+        queue = stack.enter_context(netq.new(purpose=netq.Purpose.CLIENT, options=slow))
+        for id in (B, C):
+            federation.join(id, lambda model, config: Update({"w": model["w"] + np.float32(3)}, 1))
+        round = federation.start(federation.round, 3)
+        client = Raw(queue)
+        task = client.task()
+        client.offer(task, 10**6)
+        assert client.permitted(task)
+        proxy.hold(300_000)
+        sent = queue.put(reply(task, Update({"w": np.full(250_000, 6, np.float32)}, 1)))
+        figures = federation.server.statistics
+        until = time.monotonic() + SOON
+        while figures()[B].messages_in < 2 or figures()[C].messages_in < 2:  # their offers, and their updates
+            assert time.monotonic() < until
+        proxy.release()
+        report = round.result(SOON)
+        assert (set(report.clients), report.failures) == ({A, B, C}, {})
+        sent.result(SOON)
+        assert federation.w[:2] == [4, 4]
+        queue.close(0)
 
 
 @pytest.mark.slow
