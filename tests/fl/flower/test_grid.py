@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -321,7 +322,7 @@ def test_a_message_too_large_for_a_node_is_an_error_at_once() -> None:
             record = RecordDict({"a": ArrayRecord({"a": Array(np.zeros(100_000))})})
             error = error_of(federation.query(options.id, content=record)[options.id])
             assert error.code == NODE_UNAVAILABLE
-            assert "the message cannot be sent to it" in str(error.reason)
+            assert "the message has 800192 bytes, and it takes 10000 at most" in str(error.reason)
             federation.start(federation.grid.close)
 
 
@@ -397,17 +398,18 @@ def test_a_peer_cannot_reply_for_another() -> None:
 
 
 def test_a_node_that_repeats_itself_is_one_line_of_each_kind() -> None:
-    flood: list[Any] = [[VERSION, "leave", f"reason {n}"] for n in range(50)] + [
-        [VERSION, "app", f"v{n}"] for n in range(50)
+    count = 8  # of each kind: a node that sends more is cut off
+    flood: list[Any] = [[VERSION, "leave", f"reason {n}"] for n in range(count)] + [
+        [VERSION, "app", f"v{n}"] for n in range(count)
     ]
-    flood += [[VERSION, "fetch", "v"]] * 50 + [[VERSION, 1, [], {}]] * 50
+    flood += [[VERSION, "fetch", "v"]] * count + [[VERSION, 1, [], {}]] * count
     kinds = ("leaves: ", "its app has version ", "asks in vain for the app's files", "its answer is not waited for")
     with LogRecorder() as log, Federation() as federation:
         ids = [federation.join_raw(lambda ask: [*flood, reply_to(ask, [], {})]) for _ in range(2)]
         assert set(federation.query(*ids)) == set(ids)
         for kind in kinds:
             assert len(log.having(kind, logging.INFO)) == len(ids)
-        assert len(log.having("leaves: ")) >= 50 * len(ids)  # a node begins again when it gets the files
+        assert len(log.having("leaves: ")) >= count * len(ids)  # a node begins again when it gets the files
 
 
 def test_a_flood_of_messages_does_not_delay_the_timeout() -> None:
@@ -418,7 +420,9 @@ def test_a_flood_of_messages_does_not_delay_the_timeout() -> None:
         def flood() -> None:
             with netq.new(options=options) as queue:
                 while not end.is_set():
-                    queue.put([VERSION, 1, [], {}]).exception(SOON)
+                    with suppress(TimeoutError):  # it is cut off
+                        queue.put([VERSION, 1, [], {}]).exception(SHORT)
+                queue.close(0)
 
         federation.start(flood)
         federation.wait_for(options.id)
