@@ -57,8 +57,8 @@ NotifyAccess=main
 ExecStart={_word(_path("Python", sys.executable))} -m edge run {_word(_path("FILE", file)).replace("$", "$$")}
 WorkingDirectory={_path("FILE", file.parent)}
 WatchdogSec={_WATCHDOG}
-# The end of a federation (status 0) is not the end of the device: the next server may be another federation's. A wrong
-# file (status 2) needs a person.
+# The end of a federation (status 0) is not the end of the device: the next server may be another federation's. Status 2
+# is that of a file that a person has to correct, and of nothing else: what may pass by itself, the agent waits for.
 Restart=always
 RestartSec=10
 RestartPreventExitStatus=2
