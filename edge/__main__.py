@@ -27,7 +27,7 @@ from types import FrameType
 from typing import NoReturn
 
 from edge.agent import Agent
-from edge.config import Config, from_environment, from_flags, open_file
+from edge.config import SECRETS, Config, from_environment, from_flags, open_file
 from edge.patience import Patience
 from edge.supervisor import Supervisor
 from edge.work import Work, federation
@@ -163,12 +163,21 @@ def _work(options: argparse.Namespace) -> int:
     config, work = _read(options) if is_check else Patience(supervisor).until(lambda: _read(options))
     if is_check:
         open_file(options.config, _overrides(options)).output("client", "state", folder=True)  # it can be written to
+    supervisor.has_copied(_copied_keys(options))
     try:
         return _check(options, config, work) if is_check else _run(config, work, supervisor)
     except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
         text = in_file_terms(error)
         file = open_file(options.config, _overrides(options))
         raise (InvalidOption(text) if text.startswith("--") else file.wrong(text)) from error
+
+
+def _copied_keys(options: argparse.Namespace) -> list[Path]:
+    """Return the private keys of which systemd has given copies to this service, as the unit says (edge/install.py)."""
+    if "CREDENTIALS_DIRECTORY" not in os.environ or options.config is None:
+        return []
+    file = open_file(options.config, ())
+    return [file.path.parent / file.table(table)["key"] for table in SECRETS if "key" in file.table(table)]
 
 
 def _read(options: argparse.Namespace) -> tuple[Config, Work]:

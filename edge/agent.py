@@ -91,8 +91,10 @@ class Agent:
 
         def idle() -> float | None:
             self._supervisor.status(f"waiting for tasks of {host}:{port}")
-            is_sending = conversation.is_sending
-            return self._supervisor.alive() if is_sending else self._check_fit(self._traffic.after_round())
+            if conversation.is_sending:
+                return self._supervisor.alive()
+            self._supervisor.check_copies()
+            return self._check_fit(self._traffic.after_round())
 
         try:
             while (task := conversation.next_task(idle)) is not None:

@@ -54,6 +54,7 @@ from netq.security.files import own_id
 
 _CERTIFIED = (Protocol.TCP, Protocol.GRPC)  # the server sees the certificate; with MQTT, only the broker does
 FILE = "the device's TOML file"  # its description in errors
+SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the agent is a service
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "client": ("id", "train", "evaluate", "compression", "state"),

@@ -79,6 +79,7 @@ class Patience:
             self._since = None
 
     def _wait(self, reason: str, most: float) -> None:
+        self._supervisor.check_copies()
         now = self._clock()
         if now - self._failed > _STEADY:
             self._pause, self._reason = _FIRST, ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,24 @@ def test_running_agent_outlives_a_certificate_that_cannot_be_used(tls_server: Se
         device.wait_for("not taking part: security.certificate: ")
         path.write_bytes(whole)
         device.wait_for("going on after ")
+
+
+@pytest.mark.slow
+def test_service_with_a_copy_of_an_old_key_ends_to_get_the_new_one(tls_server: Server, device: Device) -> None:
+    copy = device.folder / "credentials"
+    copy.mkdir()
+    shutil.copy(device.folder / "board-key.pem", copy / "security-key")
+    device.environment = {
+        "CREDENTIALS_DIRECTORY": str(copy),
+        "EDGE_SECURITY_KEY": str(copy / "security-key"),
+        "NOTIFY_SOCKET": str(device.folder / "absent"),
+        "WATCHDOG_USEC": "200000",
+    }
+    with device.started(tls_server, more=SECURITY) as process:
+        tls_server.update()
+        certificates.issue(device.folder, "board", renew=True)
+        device.wait_for("board-key.pem has changed, and this service has a copy")
+        assert process.wait(SOON) == 0
 
 
 @pytest.mark.slow
