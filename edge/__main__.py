@@ -5,9 +5,11 @@ work; with --flower, edge.flower. `python -m edge` is the same.
 
 status  when
 0       the server has ended the federation, or SIGTERM came; of `check` and `install`: all is well
-1       it cannot continue; of `check`: the server does not answer. One line says why
-2       the file or the command line is wrong: one line on stderr says where
+1       an error that nobody has foreseen; of `check`: the device could not take part. One line says why
+2       the file or the command line is wrong: one line on stderr says where. Of `check` also what the file names
 130     Ctrl-C
+
+What may pass by itself is none of these: `run` waits for it (edge/patience.py).
 
 --verbose adds the traceback to a line on stderr.
 """
@@ -25,8 +27,9 @@ from types import FrameType
 from typing import NoReturn
 
 from edge.agent import Agent
-from edge.config import Config, from_environment, from_flags, open_file
+from edge.config import SECRETS, Config, from_environment, from_flags, open_file
 from edge.group import Group
+from edge.patience import Patience
 from edge.supervisor import Supervisor
 from edge.work import Work, federation
 from netq.cli.terminal import Formatter, outlive_readers, sentence
@@ -52,22 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.SIGCHLD, signal.SIG_DFL
     )  # a parent may have left it ignored: then no process can wait for its children
     try:
-        if options.command == "install":
-            return _install(options)
-        config, work = _load_flower(options) if _is_flower(options) else _load(options)
+        return _install(options) if options.command == "install" else _work(options, arguments is None)
     except InvalidOption as error:
         return _fail(error, 2)
-    group = Group() if arguments is not None else Group.of_this_process(config.training)
-    try:
-        if options.command == "check":
-            return _check(config, work, group, train=not options.no_train)
-        return _run(config, work, group)
-    except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
-        text = in_file_terms(error)
-        file = open_file(options.config, _overrides(options))
-        wrong = InvalidOption(text) if text.startswith("--") else file.wrong(text)
-        wrong.__cause__ = error
-        return _fail(wrong, 2)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the process ends here; one line in the log is enough
@@ -167,6 +157,35 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)  # unwinds the stack, so that the communicator closes its session
 
 
+def _work(options: argparse.Namespace, owns_process: bool) -> int:
+    """Run, or check. Raises InvalidOption, which names the file: `run` only if a person has to correct it."""
+    supervisor = Supervisor.from_environment()
+    is_check = options.command == "check"
+    config, work = _read(options) if is_check else Patience(supervisor).until(lambda: _read(options))
+    if is_check:
+        open_file(options.config, _overrides(options)).output("client", "state", folder=True)  # it can be written to
+    supervisor.has_copied(_copied_keys(options))
+    group = Group.of_this_process(config.training) if owns_process else Group()
+    try:
+        return _check(options, config, work, group) if is_check else _run(config, work, supervisor, group)
+    except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
+        text = in_file_terms(error)
+        file = open_file(options.config, _overrides(options))
+        raise (InvalidOption(text) if text.startswith("--") else file.wrong(text)) from error
+
+
+def _copied_keys(options: argparse.Namespace) -> list[Path]:
+    """Return the private keys of which systemd has given copies to this service, as the unit says (edge/install.py)."""
+    if "CREDENTIALS_DIRECTORY" not in os.environ or options.config is None:
+        return []
+    file = open_file(options.config, ())
+    return [file.path.parent / file.table(table)["key"] for table in SECRETS if "key" in file.table(table)]
+
+
+def _read(options: argparse.Namespace) -> tuple[Config, Work]:
+    return _load_flower(options) if _is_flower(options) else _load(options)
+
+
 def _load(options: argparse.Namespace) -> tuple[Config, Work]:
     path, overrides = options.config, _overrides(options)
     if path is None and not overrides:
@@ -201,17 +220,17 @@ def _load_flower(options: argparse.Namespace) -> tuple[Config, Work]:
     return config, work
 
 
-def _run(config: Config, work: Work, group: Group) -> int:
-    Agent(config, work, Supervisor.from_environment(), group).run()
+def _run(config: Config, work: Work, supervisor: Supervisor, group: Group) -> int:
+    Agent(config, work, supervisor, group).run()
     log.info("the federation is over")
     return 0
 
 
-def _check(config: Config, work: Work, group: Group, *, train: bool) -> int:
+def _check(options: argparse.Namespace, config: Config, work: Work, group: Group) -> int:
     from edge.check import CheckFailed, check  # numpy, which an agent does not need
 
     try:
-        check(config, work, group, train=train)
+        check(config, work, group, train=not options.no_train)
     except CheckFailed as error:
         return _fail(error, 1)
     print("all is well")

@@ -23,6 +23,7 @@ from edge.config import Config
 from edge.fitness import Fitness, Gate
 from edge.group import Group
 from edge.machine import Machine
+from edge.patience import Patience
 from edge.record import Damaged, Record
 from edge.spool import Spool
 from edge.supervisor import Supervisor
@@ -42,9 +43,9 @@ _LOOK = 10.0  # seconds between readings of the sensors
 def run(config: Config) -> None:
     """Take part in the federation that `config` names, until its server ends it.
 
-    Waits for a server that is not reachable yet. Tells the supervisor that the environment names (systemd's
-    $NOTIFY_SOCKET) what it does. Raises InvalidOption if the functions cannot be imported, ChildFailed (edge/child.py)
-    if their process ends at its start, and what netq.new raises.
+    Waits for a server that is not reachable yet, and for all else that may pass by itself (edge/patience.py). Tells the
+    supervisor that the environment names (systemd's $NOTIFY_SOCKET) what it does. Raises InvalidOption for what a
+    person has to correct, as a function that is not in its module.
     """
     Agent(config, federation(config), Supervisor.from_environment(), Group()).run()
 
@@ -61,6 +62,7 @@ class Agent:
         self._work = work
         self._supervisor = supervisor
         self._group = group
+        self._patience = Patience(supervisor)
         self._child = child_of(config, work, supervisor, group)
         self._gate = Gate(config.fit)
         self._machine = Machine()
@@ -69,30 +71,34 @@ class Agent:
 
     def run(self) -> None:
         """Do as `run` of this module."""
-        config = self._config
-        config.fit.check(self._machine)
+        config, until = self._config, self._patience.until
         options = replace(config.options(), serialization=self._work.messages)
+        noun = self._work.noun
         try:
-            with Spool(config.state) as self._spool:
-                self._child.check()
-                self._supervisor.ready()
+            until(lambda: config.fit.check(self._machine))
+            with until(lambda: Spool(config.state)) as self._spool:
+                self._supervisor.ready()  # before an import that may take longer than a start may (TimeoutStartSec)
+                until(self._child.check)
                 if config.training.memory is not None and not self._group.is_whole:
                     log.warning("%s", self._group.says())
                 log.info("device %s, server %s:%d", config.id, *config.netloc)
-                take_part(options, config.protocol, self._work.noun, self._serve, self._wait_until_fit)
+                take_part(options, config.protocol, noun, self._serve, self._wait_until_fit, until)
         finally:
             self._supervisor.stopping()
             self._child.kill()
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
+        self._patience.passed()
         conversation = self._work.converse(queue, membership, self._link)
         host, port = self._config.netloc
 
         def idle() -> float | None:
             self._supervisor.status(f"waiting for tasks of {host}:{port}")
-            is_sending = conversation.is_sending
-            return self._supervisor.alive() if is_sending else self._check_fit(self._traffic.after_round())
+            if conversation.is_sending:
+                return self._supervisor.alive()
+            self._supervisor.check_copies()
+            return self._check_fit(self._traffic.after_round())
 
         try:
             while (task := conversation.next_task(idle)) is not None:

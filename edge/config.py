@@ -41,7 +41,7 @@ from edge.limits import Limits
 from edge.machine import Machine
 from fl.outline import RESERVED
 from netq.cli.toml_file import File, Override, in_file_terms
-from netq.errors import InvalidOption, SecurityError
+from netq.errors import InvalidOption, NotNow, SecurityError
 from netq.options import (
     CommunicatorOptions,
     ConnectionOptions,
@@ -55,6 +55,7 @@ from netq.security.files import own_id
 
 _CERTIFIED = (Protocol.TCP, Protocol.GRPC)  # the server sees the certificate; with MQTT, only the broker does
 FILE = "the device's TOML file"  # its description in errors
+SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the agent is a service
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "client": ("id", "train", "evaluate", "compression", "state"),
@@ -187,7 +188,7 @@ def _id(file: File, protocol: Protocol, security: SecurityOptions | None, seal: 
         try:
             return own_id(*own)
         except SecurityError as error:
-            raise file.wrong(in_file_terms(error)) from error
+            raise file.wrong(in_file_terms(error), NotNow) from error
     if text is None:
         return uuid.uuid4()
     try:
@@ -210,9 +211,14 @@ def _own_certificate(
 
 
 def _state(file: File) -> Path | None:
-    folder = file.output("client", "state", folder=True)
+    """Return the folder, which is not tried here: an agent does without one that cannot be written to."""
+    if "state" in file.table("client"):
+        path = file.path.parent / file.text("client", "state", "a path, seen from the folder of this file")
+        expected = "a folder, and there is a file of this name"
+        file.check("client.state", str(path), os.path.isdir(path) or not os.path.exists(path), expected)
+        return path
     systemd = os.environ.get("STATE_DIRECTORY")  # one or more absolute paths
-    return folder or (Path(systemd.partition(":")[0]) if systemd else None)
+    return Path(systemd.partition(":")[0]) if systemd else None
 
 
 def _name(file: File, key: str) -> str | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge.machine import Machine, Readings
-from netq.errors import InvalidOption
+from netq.errors import NotNow
 from netq.validate import expect, flag, is_number, seconds
 
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ class Fitness:
         expect(right, f"Fitness.{rule}", limit, f"{unit} from {least:g} to {most:.10g}")
 
     def check(self, machine: Machine) -> None:
-        """Raise InvalidOption if this machine lacks the sensor of a rule. Call it once, at the start."""
+        """Raise NotNow if this machine lacks the sensor of a rule: its driver may come. Call it at the start."""
         missing = machine.missing()
         for rule, reading in self._rules():
             if reading in missing:
-                raise InvalidOption(f"fit.{rule}: this machine has {missing[reading]}; leave it out")
+                raise NotNow(f"fit.{rule}: this machine has {missing[reading]}; leave it out")
 
     def reason(self, readings: Readings) -> str:
         """Return why the device is not fit, in one sentence; "" if it is. It has no hysteresis: see Gate."""

@@ -18,7 +18,7 @@ from fl.flower import outline
 from fl.flower.app_folder import AppFolder, is_folder
 from fl.outline import Finished
 from netq.cli.toml_file import in_file_terms, named_object
-from netq.errors import InvalidOption, SecurityError
+from netq.errors import InvalidOption, NotNow, SecurityError
 from netq.utils.stream import Stream
 from netq.validate import expect
 
@@ -80,7 +80,7 @@ def _received(folder: str | None, signer: str | None) -> ReceivedApps:
     try:
         return ReceivedApps(Path(folder), Path(signer))
     except (SecurityError, OSError) as error:
-        raise InvalidOption(in_file_terms(error)) from error
+        raise NotNow(in_file_terms(error)) from error
 
 
 def _imported(name: str) -> ClientApp:

@@ -13,7 +13,7 @@ import stat
 import sys
 from pathlib import Path
 
-from edge.config import FILE, Config, open_file
+from edge.config import FILE, SECRETS, Config, open_file
 from netq.cli.toml_file import File
 from netq.errors import InvalidOption
 from netq.validate import expect
@@ -22,7 +22,6 @@ from netq.version import DISTRIBUTION
 _WATCHDOG = 60  # seconds: longer than the disk takes to store an update
 _PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")  # PrivateTmp, PrivateDevices
 _FOR_ALL = {False: stat.S_IROTH, True: stat.S_IXOTH}  # what a file and a folder need for DynamicUser
-_SECRETS = ("security", "seal")  # tables whose `key` only root may read
 
 
 def unit(file: Path, memory: str, devices: list[str]) -> str:
@@ -32,7 +31,7 @@ def unit(file: Path, memory: str, devices: list[str]) -> str:
     devices: of accelerators, as in "/dev/apex_0". Without them, and without fit.idle, the process sees no hardware.
     """
     tables = File(file, FILE).tables
-    keys = {table: tables[table]["key"] for table in _SECRETS if "key" in tables.get(table, {})}
+    keys = {table: tables[table]["key"] for table in SECRETS if "key" in tables.get(table, {})}
     credentials = "".join(
         f"LoadCredential={table}-key:{_path(f'{table}.key', file.parent / key)}\n"
         f"Environment=EDGE_{table.upper()}_KEY=%d/{table}-key\n"
@@ -57,8 +56,8 @@ NotifyAccess=main
 ExecStart={_word(_path("Python", sys.executable))} -m edge run {_word(_path("FILE", file)).replace("$", "$$")}
 WorkingDirectory={_path("FILE", file.parent)}
 WatchdogSec={_WATCHDOG}
-# The end of a federation (status 0) is not the end of the device: the next server may be another federation's. A wrong
-# file (status 2) needs a person.
+# The end of a federation (status 0) is not the end of the device: the next server may be another federation's. Status 2
+# is that of a file that a person has to correct, and of nothing else: what may pass by itself, the agent waits for.
 Restart=always
 RestartSec=10
 RestartPreventExitStatus=2

@@ -8,10 +8,17 @@ the agent's: if it misses the watchdog's messages, it starts the agent again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Self
+
+from netq.security.files import state
+
+log = logging.getLogger("edge")
 
 
 class Supervisor:
@@ -26,6 +33,7 @@ class Supervisor:
         self._interval = None if address is None or interval is None else interval / 2
         self._next = 0.0  # when the next sign of life is due, by time.monotonic()
         self._status = ""
+        self._copied: dict[Path, tuple[int, ...] | None] = {}  # the state of files of which this process has copies
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -55,6 +63,17 @@ class Supervisor:
             self._next = now + self._interval
             self._send("WATCHDOG=1")
         return self._next - now
+
+    def has_copied(self, paths: Iterable[Path]) -> None:
+        """Note the files of which the supervisor has made copies for this process: private keys (LoadCredential)."""
+        self._copied = {path: state(path) for path in paths}
+
+    def check_copies(self) -> None:
+        """End the process if such a file has changed, as SIGTERM does: the next start has a new copy."""
+        for path, seen in self._copied.items():
+            if state(path) != seen:
+                log.warning("%s has changed, and this service has a copy: ending, to be started with the new one", path)
+                raise SystemExit(0)
 
     def stopping(self) -> None:
         """Tell that the agent ends."""

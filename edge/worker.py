@@ -27,7 +27,7 @@ from edge.limits import Limits
 from edge.record import Record, write
 from fl.outline import Finished
 from netq.cli.terminal import Formatter
-from netq.errors import InvalidOption, Unreadable
+from netq.errors import InvalidOption, NotNow, Unreadable
 from netq.text import describe
 from netq.utils.stream import Stream
 
@@ -106,7 +106,7 @@ def main(parent: int) -> None:
             tasks = getattr(importlib.import_module(module), name)(**plan.arguments)  # numpy is under the limits, too
         except InvalidOption as error:
             log.debug("where it happened", exc_info=error)
-            send(channel, Wrong(str(error)[: LONGEST // 4]))
+            send(channel, (Failed if isinstance(error, NotNow) else Wrong)(str(error)[: LONGEST // 4]))
             return
         except (ImportError, MemoryError) as error:  # of a library, which may have no memory
             log.debug("where it happened", exc_info=error)

@@ -67,20 +67,27 @@ def take_part(
     noun: str,
     serve: Callable[[netq.Communicator, Membership], None],
     begin: Callable[[], None] = lambda: None,
+    attempt: Callable[[Callable[[], None]], object] = lambda session: session(),
 ) -> None:
     """Connect to the server, and call `serve`; again, until the client's federation is over.
 
     serve: does the tasks of a session, and returns when `Membership.over` is set or the session is to end.
     begin: called before each session; may wait.
+    attempt: calls each session. It may call it again after an error: each has a new communicator, which reads the files
+             of its options again.
     """
     membership = Membership(noun, options.events.ini)
     connection = options.connection.with_queue_bytes(min(_WAITING, options.connection.memory))
     connection = replace(connection, queue_size=min(_MESSAGES, connection.queue_size))
     options = replace(options, connection=connection, events=replace(options.events, ini=membership.connected))
-    while True:
+
+    def session() -> None:
         begin()
         with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
             serve(queue, membership)
+
+    while True:
+        attempt(session)
         if membership.over:
             return
         time.sleep(_PAUSE)

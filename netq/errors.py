@@ -2,9 +2,11 @@
 
 NetqError
  ├── InvalidOption   (ValueError)               an option is out of range, or contradicts another
+ │    └── NotNow                                ... or names a file, folder or module that may be there later
  ├── AddressError    (OSError)                  netq cannot listen at this address
  ├── ProtocolError                              the peer violated docs/reference/protocol.md; its link was dropped
  ├── SecurityError                              TLS: a file, a certificate, a handshake
+ │    └── InvalidSecurity (InvalidOption)       ... the options contradict one another, or need a package
  ├── SerializationError (TypeError)             a serialiser refused what was put
  ├── Closed          (ConnectionError)          the session, or the communicator, is over; has .peer
  ├── QueueFull                                  queue_size messages already wait for the peer; has .peer
@@ -34,6 +36,13 @@ class InvalidOption(NetqError, ValueError):
     """An option is out of range. The text names it and says what was expected."""
 
 
+class NotNow(InvalidOption):
+    """What an option names is not there, or cannot be used: a file, a folder, a module that raises. It may be later.
+
+    Any other InvalidOption lasts until a person corrects the option.
+    """
+
+
 class AddressError(NetqError, OSError):
     """netq cannot listen at this address: it is in use, not of this machine, or not permitted."""
 
@@ -44,6 +53,13 @@ class ProtocolError(NetqError):
 
 class SecurityError(NetqError):
     """A key or certificate cannot be used, or a handshake failed."""
+
+
+class InvalidSecurity(SecurityError, InvalidOption):
+    """Options of TLS or sealing contradict one another, or need a package that is not installed.
+
+    Other than the SecurityError of a file, it lasts until a person changes the options.
+    """
 
 
 class SerializationError(NetqError, TypeError):

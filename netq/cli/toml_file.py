@@ -9,6 +9,7 @@ names.
 from __future__ import annotations
 
 import enum
+import errno
 import functools
 import importlib
 import math
@@ -21,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
-from netq.errors import InvalidOption
+from netq.errors import InvalidOption, InvalidSecurity, NotNow
 from netq.options import MqttOptions, Protocol, SealOptions, SecurityOptions
 from netq.text import describe, did_you_mean, printable
 from netq.utils.files import read_regular
@@ -33,6 +34,8 @@ Choice = TypeVar("Choice", bound=enum.Enum)
 _DEPTH = 50  # levels of tables and lists; more than any option has, and far from Python's limit of recursion
 _TOO_DEEP = f"tables or lists are nested too deeply; expected {_DEPTH} levels at most"
 _LONGEST, _LONGEST_VALUE = 10_000, 500  # characters of an error, and of a value in it
+
+_PASSING = (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)  # of a file that may be right
 
 # Option classes and transports name Class.option; in terms of the file this is table.key. "Server." only at the begin.
 _OPTION = re.compile(
@@ -88,7 +91,8 @@ class File:
         except FileNotFoundError:
             raise self.wrong(f"no such file; give the path of {what}") from None
         except OSError as error:
-            raise self.wrong(f"cannot be read ({error.strerror}); give a TOML file that this user may read") from None
+            text = f"cannot be read ({error.strerror}); give a TOML file that this user may read"
+            raise self.wrong(text, NotNow if error.errno in _PASSING else InvalidOption) from None
         except UnicodeDecodeError as error:
             raise self.wrong(f"not UTF-8 at byte {error.start}; save it as UTF-8 text") from None
         except ValueError as error:  # or a whole number of 5,000 digits
@@ -152,12 +156,12 @@ class File:
             return None
         path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
         if not os.path.isdir(path.parent):  # not Path's, which raises for a name that is too long
-            raise self.wrong(f"{table}.{key}: {str(path)!r}; there is no folder {str(path.parent)!r}: make it")
+            raise self.wrong(f"{table}.{key}: {str(path)!r}; there is no folder {str(path.parent)!r}: make it", NotNow)
         expected = "a folder, and there is a file of this name" if folder else "a file, and this is a folder"
         self.check(f"{table}.{key}", str(path), os.path.isdir(path) == folder or not os.path.exists(path), expected)
         name = "a name that may be written to" + (", and so may be others beside it" if suffix else "")
         why = _unwritable(path, suffix)
-        self.check(f"{table}.{key}", str(path), not why, f"{name} ({why})")
+        self.check(f"{table}.{key}", str(path), not why, f"{name} ({why})", NotNow)
         return path
 
     def folder(self, table: str, key: str) -> Path:
@@ -171,9 +175,9 @@ class File:
     def existing(self, table: str, key: str, kind: str) -> Path:
         """Return the path of an existing file; `kind` is "PEM" or "text". Its content is not checked here."""
         expected = f"the path of a {kind} file that is there, seen from the folder of this file"
-        folder = self.path.parent
-        name = self._read(table, key, lambda name: isinstance(name, str) and os.path.isfile(folder / name), expected)
-        return folder / str(name)
+        path = self.path.parent / self.text(table, key, expected)
+        self.check(f"{table}.{key}", self.table(table)[key], os.path.isfile(path), expected, NotNow)
+        return path
 
     def security(self) -> SecurityOptions | None:
         """Return the options of [security]. The table turns TLS on: without it, None."""
@@ -215,12 +219,15 @@ class File:
         try:
             return path.read_text(encoding="utf-8-sig").partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
-            raise self.wrong(f"{table}.{key}: {str(path)!r} cannot be read ({error}); expected a text file") from None
+            text = f"{table}.{key}: {str(path)!r} cannot be read ({error}); expected a text file"
+            raise self.wrong(text, NotNow) from None
 
     def options(self, table: str, kind: Callable[..., T], values: Mapping[str, Any]) -> T:
         """Return an options object. Its errors name Class.option; raise them with table.key instead."""
         try:
             return kind(**values)
+        except InvalidSecurity:  # of the tables [security] and [seal]
+            raise
         except InvalidOption as error:
             text = str(error).replace("True or False", "true or false")  # as TOML has it
             raise self.wrong(f"{table}.{text.partition('.')[2]}") from None
@@ -240,16 +247,18 @@ class File:
         self.check(f"{table}.{key}", value, is_right(value), expected)
         return value
 
-    def check(self, where: str, value: object, right: bool, expected: str) -> None:
-        """Raise InvalidOption unless the value is right. None means that it is missing."""
+    def check(
+        self, where: str, value: object, right: bool, expected: str, kind: type[InvalidOption] = InvalidOption
+    ) -> None:
+        """Raise InvalidOption, or that `kind` of it, unless the value is right. None means that it is missing."""
         if not right:
             shown = "missing" if value is None else printable(repr(value), _LONGEST_VALUE)
-            raise self.wrong(f"{where}: {shown}; expected {expected}")
+            raise self.wrong(f"{where}: {shown}; expected {expected}", kind)
 
-    def wrong(self, what: str) -> InvalidOption:
+    def wrong(self, what: str, kind: type[InvalidOption] = InvalidOption) -> InvalidOption:
         """Return the InvalidOption that names this file, or where else a value came from, and what is wrong."""
         origin = self._origins.get(what.partition(":")[0], self.path)
-        return InvalidOption(printable(f"{origin}: {what}", _LONGEST))
+        return kind(printable(f"{origin}: {what}", _LONGEST))
 
 
 def _toml_hint(error: str) -> str:
@@ -332,24 +341,25 @@ def named_object(where: str, name: object, example: str, kind: str = "function")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # the code of the module may raise anything
-        raise InvalidOption(f"{where}: {name!r}; {_import_failed(module_name, error)}") from error
+        raise _import_failed(f"{where}: {name!r}", module_name, error) from error
     try:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError:
         raise InvalidOption(f"{where}: {name!r}; {_no_function(module, attribute)}") from None
 
 
-def _import_failed(module: str, error: BaseException) -> str:
-    """Say whether there is no such module, or it raises an error, and where."""
+def _import_failed(what: str, module: str, error: BaseException) -> InvalidOption:
+    """Return the error for a module that does not exist, or that raises an error, and where."""
     reason = describe(error)
     is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
     place = None if is_absent else _raised_at(error)
     if place is None:
-        return (
-            f"expected a module that can be imported from here, but {module} gives {reason}: "
+        return InvalidOption(
+            f"{what}; expected a module that can be imported from here, but {module} gives {reason}: "
             "correct the name, or set PYTHONPATH to the folder it lies in"
         )
-    return f"the module is there, but {place} raises {reason}: {_hint(error)}; --verbose shows the traceback"
+    text = f"{what}; the module is there, but {place} raises {reason}: {_hint(error)}; --verbose shows the traceback"
+    return NotNow(text)
 
 
 def _hint(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from netq.errors import SecurityError
+from netq.errors import InvalidSecurity, SecurityError
 from netq.io.connect import Connector
 from netq.io.loop import Loop
 from netq.io.selector import READ, WRITE
@@ -310,19 +310,19 @@ class Broker:
 def _check_security(security: SecurityOptions) -> None:
     """Raise SecurityError for what TLS to a broker cannot give to two peers behind it."""
     if security.key is not None and security.authority is None:
-        raise SecurityError(
+        raise InvalidSecurity(
             f"SecurityOptions.key: {security.key}; with MQTT, TLS is the broker's, and so is the key: leave out `key`, "
             "and give as `certificate` the authority that signed the broker's certificate. If the broker wants a "
             "certificate of this client, give that authority as `authority`"
         )
     if security.post_quantum == "require":
-        raise SecurityError(
+        raise InvalidSecurity(
             "SecurityOptions.post_quantum: 'require'; with MQTT each side has TLS to the broker only, and cannot know "
             "the key exchange of the other side; use 'prefer', and seal the messages from end to end: "
             "CommunicatorOptions.seal"
         )
     if security.revoked is not None:
-        raise SecurityError(
+        raise InvalidSecurity(
             f"SecurityOptions.revoked: {security.revoked}; with MQTT the broker checks certificates; give the list to "
             "the broker"
         )

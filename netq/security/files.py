@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from netq.errors import SecurityError
+from netq.errors import InvalidSecurity, SecurityError
 from netq.security.identity import Certificate, certificate_of, identity_in
 from netq.version import DISTRIBUTION
 
@@ -148,7 +148,7 @@ def _x509() -> Any:
     try:
         from cryptography import x509
     except ImportError as error:
-        raise SecurityError(
+        raise InvalidSecurity(
             f"certificates of clients, and sealing, need cryptography: pip install '{DISTRIBUTION}[security]'"
         ) from error
     return x509

@@ -21,7 +21,7 @@ from service_identity import CertificateError, VerificationError
 from service_identity.hazmat import DNS_ID, DNSPattern, IPAddress_ID, IPAddressPattern, verify_service_identity
 
 from netq.buffers import Buffer
-from netq.errors import SecurityError
+from netq.errors import InvalidSecurity, SecurityError
 from netq.security.engine import OVERHEAD, RECORD, Broken, Cut, Ended, WantInput
 from netq.security.files import describe, load_certificates, load_identity
 from netq.security.identity import Protection, Security
@@ -109,8 +109,8 @@ def _names(certificate: x509.Certificate) -> list[DNSPattern | IPAddressPattern]
     return [*hosts, *(IPAddressPattern(address) for address in names.get_values_for_type(x509.IPAddress))]
 
 
-def _no_name(host: str, why: object) -> SecurityError:
-    return SecurityError(f"{host!r} is no name that a certificate could be checked for: {why}")
+def _no_name(host: str, why: object) -> InvalidSecurity:
+    return InvalidSecurity(f"{host!r} is no name that a certificate could be checked for: {why}")
 
 
 class OpenSslEngine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-from netq.errors import SecurityError
+from netq.errors import InvalidSecurity
 from netq.options import ConnectionOptions, SealOptions
 from netq.protocol.connection import Connection
 from netq.protocol.session import Session
@@ -27,7 +27,7 @@ def sealed_connections(options: SealOptions, *, is_client: bool) -> NewConnectio
 
         from netq.security import handshake, keys, sealed, shared
     except ImportError as error:
-        raise SecurityError(
+        raise InvalidSecurity(
             f"CommunicatorOptions.seal: {error}; sealing needs the extra `security`: pip install "
             f"'{DISTRIBUTION}[security]'"
         ) from error

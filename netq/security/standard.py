@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from netq.buffers import Buffer
-from netq.errors import SecurityError
+from netq.errors import InvalidSecurity, SecurityError
 from netq.security.engine import RECORD, Broken, Cut, Ended, WantInput
 from netq.security.files import ENCRYPTED, read, read_key
 from netq.security.identity import Protection, Security, certificate_of
@@ -42,7 +42,7 @@ def client(
     try:
         StandardEngine(context, host)
     except (ValueError, TypeError) as error:
-        raise SecurityError(f"{host!r} is no name that a certificate could be checked for: {error}") from error
+        raise InvalidSecurity(f"{host!r} is no name that a certificate could be checked for: {error}") from error
     return lambda: StandardEngine(context, host)
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from types import ModuleType
 
 from netq.buffers import Buffer
-from netq.errors import SecurityError
+from netq.errors import InvalidSecurity, SecurityError
 from netq.options import CommunicatorOptions, SecurityOptions
 from netq.security.engine import OVERHEAD, RECORD, Broken, Cut, Ended, Engine, WantInput
 from netq.security.files import own_id
@@ -258,11 +258,11 @@ def server_side(options: SecurityOptions) -> Callable[[], Tls]:
     SecurityError, which names the option and the file.
     """
     if options.key is None:
-        raise SecurityError("SecurityOptions.key: None; a server needs its private key, a PEM file")
+        raise InvalidSecurity("SecurityOptions.key: None; a server needs its private key, a PEM file")
     if options.certificate is None:
-        raise SecurityError("SecurityOptions.certificate: None; a server needs its certificate chain, a PEM file")
+        raise InvalidSecurity("SecurityOptions.certificate: None; a server needs its certificate chain, a PEM file")
     if options.revoked is not None and options.authority is None:
-        raise SecurityError(
+        raise InvalidSecurity(
             f"SecurityOptions.revoked: {options.revoked}; without `authority` clients show no certificate; give both"
         )
     files = options.key, options.certificate, options.authority
@@ -282,15 +282,15 @@ def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
     if options.authority is not None:
         certificate, trusted = options.certificate, options.authority
     elif key is not None:
-        raise SecurityError(
+        raise InvalidSecurity(
             f"SecurityOptions.key: {key}; a client with a key of its own needs `authority`, too: the authority that "
             "signed the server's certificate. Without it leave out `key`, and give that authority as `certificate`"
         )
     if (key is None) != (certificate is None):
         name = "key" if key is None else "certificate"
-        raise SecurityError(f"SecurityOptions.{name}: None; a client has both a key and a certificate, or neither")
+        raise InvalidSecurity(f"SecurityOptions.{name}: None; a client has both a key and a certificate, or neither")
     if options.revoked is not None:
-        raise SecurityError(f"SecurityOptions.revoked: {options.revoked}; only a server has it; leave it out")
+        raise InvalidSecurity(f"SecurityOptions.revoked: {options.revoked}; only a server has it; leave it out")
     name = host.partition("%")[0]  # the zone of a link-local address is in no certificate
     option = "certificate" if options.authority is None else "authority"
     make = partial(_backend(options).client, name, trusted, option, key, certificate)
@@ -310,7 +310,7 @@ def _backend(options: SecurityOptions) -> ModuleType:
     """Return the module of the TLS library to use. Raises SecurityError if that is not installed and must be."""
     installed = all(importlib.util.find_spec(name) is not None for name in ("OpenSSL", "service_identity"))
     if not installed and options.post_quantum == "require":
-        raise SecurityError(
+        raise InvalidSecurity(
             f"SecurityOptions.post_quantum: 'require' needs pyOpenSSL: pip install '{DISTRIBUTION}[security]'"
         )
     if not installed or options.post_quantum == "off":
@@ -321,7 +321,7 @@ def _backend(options: SecurityOptions) -> ModuleType:
             raise ImportError(f"pyOpenSSL is {found}; expected {_PYOPENSSL} or later")
         return importlib.import_module("netq.security.openssl")
     except (ImportError, AttributeError) as error:  # an old pyOpenSSL does not find what it looks for in cryptography
-        raise SecurityError(
+        raise InvalidSecurity(
             f"SecurityOptions.post_quantum: {options.post_quantum!r} cannot be had: {error}; pip install --upgrade "
             f"'{DISTRIBUTION}[security]', or say 'off'"
         ) from error

@@ -156,7 +156,7 @@ def test_every_connection_option_can_be_set(tmp_path: Path) -> None:
         (SERVER + "[client]\nid = 7\n", "client.id: 7", "expected a UUID"),
         (SERVER + "[client]\ntrain = 7\n", "client.train: 7", 'expected "module:function"'),
         (SERVER + "[client]\ncompression = 8\n", "client.compression: 8; expected", "a table"),
-        (SERVER + '[client]\nstate = "no/such"\n', "client.state: ", "make it"),
+        (SERVER + '[client]\nstate = "device.toml"\n', "client.state: ", "expected a folder, and there is a file"),
         (SERVER + "[training]\nmemory = 0\n", "training.memory: 0", "a whole number above 0"),
         (SERVER + "[training]\nseconds = -1\n", "training.seconds: -1", "more than 0"),
         (SERVER + "[training]\nnice = 20\n", "training.nice: 20", "from 0 to 19"),
@@ -200,8 +200,9 @@ def test_wrong_encoding_is_refused(tmp_path: Path) -> None:
     assert refusal(path) == f"{path}: not UTF-8 at byte 17; save it as UTF-8 text"
 
 
-def run_edge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "edge", "run", *arguments], capture_output=True, text=True, timeout=60)
+def run_edge(*arguments: str, command: str = "run") -> subprocess.CompletedProcess[str]:
+    arguments = (sys.executable, "-m", "edge", command, *arguments)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -224,18 +225,37 @@ def test_wrong_file_is_one_line_and_status_2(tmp_path: Path, text: str, line: st
 
 
 @pytest.mark.parametrize(
-    ("protocol", "certificate", "said"),
+    ("protocol", "security", "said"),
     [
-        ('protocol = "shm"\n', "", "[security]: shared memory takes none"),
-        ("", 'certificate = "device.toml"\n', "security.certificate: "),
+        ("shm", "", "[security]: shared memory takes none"),
+        ("mqtt", 'post_quantum = "require"\n', "security.post_quantum: 'require'; with MQTT"),
     ],
 )
-def test_errors_of_transports_are_in_file_terms(tmp_path: Path, protocol: str, certificate: str, said: str) -> None:
-    path = write(tmp_path, f'{SERVER}{protocol}[client]\ntrain = "builtins:dict"\n[security]\n{certificate}')
+def test_errors_of_transports_are_in_file_terms(tmp_path: Path, protocol: str, security: str, said: str) -> None:
+    text = f'{SERVER}protocol = "{protocol}"\n[client]\ntrain = "builtins:dict"\n[security]\n{security}'
+    path = write(tmp_path, text)
     done = run_edge(str(path))
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]
     assert line.startswith(f"edge: {path}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ('state = "no/such"\n', "client.state: '{0}/no/such'; there is no folder '{0}/no': make it"),
+        (
+            '[security]\ncertificate = "no.pem"\n',
+            "security.certificate: 'no.pem'; expected the path of a PEM file",
+        ),
+        ('[security]\ncertificate = "device.toml"\n', "security.certificate: {0}/device.toml: no certificate in PEM"),
+    ],
+)
+def test_check_ends_for_what_run_waits_for(tmp_path: Path, more: str, line: str) -> None:
+    path = write(tmp_path, f'{SERVER}[client]\ntrain = "builtins:dict"\n{more}')
+    done = run_edge(str(path), command="check")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"edge: {path}: {line.format(tmp_path)}")
 
 
 def test_verbose_adds_the_traceback(tmp_path: Path) -> None:

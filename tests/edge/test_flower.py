@@ -271,7 +271,6 @@ def test_folder_names_the_app_and_pairs_the_config(tmp_path: Path) -> None:
     [
         ("[app]\n", "app.folder: missing; expected a folder for the apps that arrive"),
         ("[app]\nfolder = 'apps'\n", "app.signer: missing; expected the path of a PEM file that is there"),
-        ("[app]\nfolder = 'apps'\nsigner = 'x.toml'\n", "app.signer: x.toml: no certificate in PEM"),
         ("[app]\nfolder = 'x.toml'\n", "app.folder: 'x.toml'; expected a folder, and there is a file of this name"),
         ("[app]\nfolders = 'apps'\n", "app.folders: no such key; did you mean app.folder?"),
         ("[client]\ntrain = 'a:b'\n[app]\n", "client.train: is not for --flower, whose app trains and"),
@@ -282,6 +281,15 @@ def test_mistake_in_the_table_app_is_one_line(tmp_path: Path, text: str, line: s
     done = edge("run", "x.toml", folder=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert line in done.stderr
+
+
+@pytest.mark.slow
+def test_signer_that_is_no_certificate_fails_the_check(tmp_path: Path) -> None:
+    text = "[server]\nhost = '127.0.0.1'\nport = 1\n[app]\nfolder = 'apps'\nsigner = 'x.toml'\n"
+    (tmp_path / "x.toml").write_text(text)
+    done = edge("check", "x.toml", folder=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "app.signer: x.toml: no certificate in PEM" in done.stderr
 
 
 @pytest.mark.slow

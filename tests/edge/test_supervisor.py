@@ -85,6 +85,19 @@ def test_no_watchdog(monkeypatch: pytest.MonkeyPatch, interval: str, pid: str) -
     assert Supervisor.from_environment().alive() is None
 
 
+def test_file_that_was_copied_and_has_changed_ends_the_process(tmp_path: Path) -> None:
+    key, absent = tmp_path / "key.pem", tmp_path / "absent.pem"
+    key.write_text("old")
+    supervisor = Supervisor()
+    supervisor.check_copies()
+    supervisor.has_copied([key, absent])
+    supervisor.check_copies()
+    key.write_text("a new one")
+    with pytest.raises(SystemExit) as caught:
+        supervisor.check_copies()
+    assert caught.value.code == 0
+
+
 def test_supervisor_that_is_gone_is_no_error(tmp_path: Path) -> None:
     supervisor = Supervisor(str(tmp_path / "absent"), 1.0)
     supervisor.ready()

@@ -18,9 +18,11 @@ from netq.errors import (
     Closed,
     Failed,
     InvalidOption,
+    InvalidSecurity,
     MessageTooLarge,
     NetqError,
     NotAllowed,
+    NotNow,
     NotPermitted,
     ProtocolError,
     QueueFull,
@@ -33,9 +35,11 @@ from netq.errors import (
 PEER = uuid.UUID(int=7)
 STANDARD = {
     InvalidOption: ValueError,
+    NotNow: InvalidOption,
     AddressError: OSError,
     ProtocolError: NetqError,
     SecurityError: NetqError,
+    InvalidSecurity: InvalidOption,
     SerializationError: TypeError,
     Closed: ConnectionError,
     QueueFull: NetqError,

@@ -1,0 +1,292 @@
+"""`edge run` on a bad day: it waits until this has passed, and takes part. Nobody visits a board to start it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+import netq
+from edge.spool import Spool
+from fl.messages import MESSAGES, Job, Reply, Task, Update
+from netq.security import certificates
+from tests.edge.disks import mounted
+from tests.faults.test_time import DAY, FAKETIME, Clock
+from tests.pages import ROOT
+
+SOON = 60.0
+# clock_nanosleep fails under libfaketime, if that leaves the monotonic clock as it is.
+SLEEP = "import select, time\ntime.sleep = lambda seconds: select.select([], [], [], seconds)\n"
+TRAIN = "from tests.edge.training import train\n"
+
+
+class Server:
+    """A server whose tasks the test sends."""
+
+    def __init__(self, port: int = 0, security: netq.SecurityOptions | None = None) -> None:
+        self._sessions: SimpleQueue[uuid.UUID] = SimpleQueue()
+        options = netq.CommunicatorOptions(
+            netloc=netq.NetworkLocation("127.0.0.1", port),
+            serialization=MESSAGES,
+            security=security,
+            events=netq.EventOptions(ini=self._sessions.put),
+        )
+        self.queue = netq.new(purpose=netq.Purpose.SERVER, options=options)
+        self._client: uuid.UUID | None = None
+
+    def update(self, number: int = 1) -> Update:
+        """Give a task to the device, when it is there, and return its update."""
+        if self._client is None:
+            self._client = self._sessions.get(timeout=SOON)
+        self.queue.put(Task(Job(7, number, "train"), {"w": np.zeros(3, np.float32)}, {}), self._client)
+        reply = self.queue.get(timeout=SOON).data
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.content, Update), reply.content
+        return reply.content
+
+
+class Device:
+    """The file of a device, whose agent is a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment: dict[str, str] = {}
+        self.before: list[str] = []  # words before the command
+        self.lines: list[str] = []
+        (folder / "farm.py").write_text(TRAIN)
+
+    @contextmanager
+    def started(self, server: Server, client: str = "", more: str = "") -> Iterator[subprocess.Popen[str]]:
+        path = self.folder / "client.toml"
+        path.write_text(
+            f'[server]\nhost = "127.0.0.1"\nport = {server.queue.netloc.port}\n[client]\ntrain = "farm:train"\n{client}'
+            f"[connection]\nretry_max = 0.1\n[settings]\nmark = '{self.folder / 'mark'}'\n{more}"
+        )
+        command = [*self.before, sys.executable, "-m", "edge", "run", str(path)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]), **self.environment}
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            self._process = process
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def wait_for(self, text: str) -> str:
+        """Return the next line of the agent's log with this text in it. Fails if the agent ends first."""
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.lines.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"ended with status {self._process.wait()}, and without {text!r}: {''.join(self.lines)}")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.queue.close(0)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return Device(tmp_path)
+
+
+@pytest.fixture
+def tls_server(tmp_path: Path) -> Iterator[Server]:
+    """A server that wants certificates of its authority; the device's is there, too."""
+    files = certificates.init(tmp_path)
+    security = netq.SecurityOptions(key=files.key, certificate=files.certificate, authority=files.authority)
+    certificates.issue(tmp_path, "board", days=10)
+    found = Server(security=security)
+    yield found
+    found.queue.close(0)
+
+
+SECURITY = '[security]\nkey = "board-key.pem"\ncertificate = "board.pem"\nauthority = "authority.pem"\n'
+
+
+def put_right(clock: Clock, device: Device) -> None:
+    clock.set(0.0)
+
+
+def renew(clock: Clock, device: Device) -> None:
+    certificates.issue(device.folder, "board", days=100, renew=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(FAKETIME is None, reason="needs libfaketime, as in Debian's package faketime")
+@pytest.mark.parametrize(
+    ("days", "said", "mend"),
+    [
+        (-2500, "is not yet valid, but from ", put_right),
+        (20, "has expired on ", put_right),
+        (20, "has expired on ", renew),
+    ],
+    ids=["clock before the certificate", "clock after it", "expired, then renewed"],
+)
+def test_certificate_of_another_day_is_waited_for(
+    tls_server: Server, device: Device, days: int, said: str, mend: Callable[[Clock, Device], None]
+) -> None:
+    clock = Clock(device.folder / "clock")
+    clock.set(days * DAY)
+    device.environment = clock.environment
+    (device.folder / "sitecustomize.py").write_text(SLEEP)
+    with device.started(tls_server, more=SECURITY):
+        line = device.wait_for("not taking part: security.certificate: ")
+        assert said in line
+        mend(clock, device)
+        device.wait_for("going on after ")
+        tls_server.update()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["board.pem", "board-key.pem", "authority.pem"])
+@pytest.mark.parametrize("how", ["absent", "empty", "half"])
+def test_file_that_is_being_replaced_is_waited_for(tls_server: Server, device: Device, name: str, how: str) -> None:
+    path = device.folder / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:200] if how == "half" else b"")
+    if how == "absent":
+        path.unlink()
+    with device.started(tls_server, more=SECURITY):
+        device.wait_for("not taking part: ")
+        new = path.with_suffix(".new")
+        new.write_bytes(whole)
+        new.chmod(0o600)
+        new.replace(path)
+        tls_server.update()
+
+
+@pytest.mark.slow
+def test_running_agent_outlives_a_certificate_that_cannot_be_used(tls_server: Server, device: Device) -> None:
+    path = device.folder / "board.pem"
+    whole = path.read_bytes()
+    with device.started(tls_server, more=SECURITY):
+        tls_server.update()
+        path.write_bytes(b"")
+        tls_server.queue.close(SOON)  # the next session has a new communicator
+        device.wait_for("not taking part: security.certificate: ")
+        path.write_bytes(whole)
+        device.wait_for("going on after ")
+
+
+@pytest.mark.slow
+def test_service_with_a_copy_of_an_old_key_ends_to_get_the_new_one(tls_server: Server, device: Device) -> None:
+    copy = device.folder / "credentials"
+    copy.mkdir()
+    shutil.copy(device.folder / "board-key.pem", copy / "security-key")
+    device.environment = {
+        "CREDENTIALS_DIRECTORY": str(copy),
+        "EDGE_SECURITY_KEY": str(copy / "security-key"),
+        "NOTIFY_SOCKET": str(device.folder / "absent"),
+        "WATCHDOG_USEC": "200000",
+    }
+    with device.started(tls_server, more=SECURITY) as process:
+        tls_server.update()
+        certificates.issue(device.folder, "board", renew=True)
+        device.wait_for("board-key.pem has changed, and this service has a copy")
+        assert process.wait(SOON) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "filler"),
+    [("size=64k", bytes(4096)), ("nr_inodes=8", b""), ("ro", None)],
+    ids=["full", "no inodes", "read-only"],
+)
+def test_disk_that_fails_is_no_reason_to_stay_away(
+    server: Server, device: Device, options: str, filler: bytes | None
+) -> None:
+    with mounted(device.folder / "disk", options) as disk:
+        if filler is not None:
+            fill(disk, filler)
+        with device.started(server, 'state = "disk/state"\n'):
+            assert server.update(1).metrics["count"] == 1
+            assert server.update(2).metrics["count"] == 2
+            device.wait_for("disk/state: cannot be written (")
+            subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+            for each in disk.glob("filler*"):
+                each.unlink()
+            assert server.update(3).metrics["count"] == 3
+            device.wait_for("disk/state: can be written again")
+            assert (disk / "state" / "record").exists()
+
+
+def fill(disk: Path, filler: bytes) -> None:
+    with contextlib.suppress(OSError):
+        for number in range(100):
+            (disk / f"filler{number}").write_bytes(filler)
+
+
+@pytest.mark.slow
+def test_folder_on_a_disk_that_comes_later_is_waited_for(server: Server, device: Device) -> None:
+    with device.started(server, 'state = "disk/state"\n'):
+        line = device.wait_for("not taking part: client.state: ")
+        assert "there is no folder" in line
+        (device.folder / "disk").mkdir()
+        server.update()
+    assert (device.folder / "disk/state/record").exists()
+
+
+@pytest.mark.slow
+def test_agent_before_that_is_still_ending_is_waited_for(server: Server, device: Device) -> None:
+    with contextlib.ExitStack() as before:
+        before.enter_context(Spool(device.folder / "state"))
+        with device.started(server, 'state = "state"\n'):
+            device.wait_for("is in use by another agent")
+            before.close()
+            server.update()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("raise OSError('the sensor does not answer')\n", "raises OSError: the sensor does not answer"),
+        ("import os\nos.kill(os.getpid(), 9)\n", "the training process was killed (SIGKILL)"),
+        ("raise MemoryError\n", "MemoryError"),
+    ],
+)
+def test_training_that_cannot_be_imported_yet_is_waited_for(
+    server: Server, device: Device, module: str, said: str
+) -> None:
+    (device.folder / "farm.py").write_text(module)
+    with device.started(server):
+        line = device.wait_for("not taking part: the process that trains does not start: ")
+        assert said in line
+        (device.folder / "farm.py").write_text(TRAIN)
+        server.update()
+
+
+@pytest.mark.slow
+def test_absent_driver_is_waited_for(server: Server, device: Device) -> None:
+    """This machine gets no thermal zone meanwhile: only that the agent waits is seen."""
+    if any(Path("/sys/class/thermal").glob("thermal_zone*")):
+        pytest.skip("this machine has a thermal zone")
+    with device.started(server, more="[fit]\nmax_temperature = 75\n") as process:
+        device.wait_for("not taking part: fit.max_temperature: this machine has no thermal zone")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SOON) == 0
+
+
+@pytest.mark.slow
+def test_descriptors_that_cannot_be_had_are_waited_for(server: Server, device: Device) -> None:
+    device.before = ["prlimit", "--nofile=6:100"]
+    with device.started(server) as process:
+        device.wait_for("not taking part: [Errno 24] Too many open files")
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (100, 100))
+        server.update()
