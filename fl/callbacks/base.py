@@ -41,7 +41,7 @@ class Callback:
         """The server runs its first round. `details`: what is needed to repeat the run, as plain values."""
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
-        """Round `number` begins; these clients are connected, and some of them will get a task."""
+        """Round `number` begins; these clients are there, or away for a moment, and some of them will get a task."""
 
     def client_is(self, client: uuid.UUID, state: ClientState, size: int) -> None:
         """A client's state has changed; `size`: bytes of its update's tensors, 0 while they are not known."""

@@ -16,7 +16,7 @@ import math
 import statistics
 import uuid
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 _RATES = 15  # of the last updates: their median is the usual rate
@@ -94,21 +94,26 @@ class Admission:
             self.leave(peer)
             self._slow.pop(peer, None)
 
-    def admit(self, now: float, at_work: Collection[uuid.UUID] = ()) -> dict[uuid.UUID, int]:
+    def admit(self, now: float, at_work: Callable[[], Collection[uuid.UUID]] = tuple) -> dict[uuid.UUID, int]:
         """Admit clients while there is room. Return the size of each client admitted by this call.
 
-        at_work: clients that may offer an update.
+        at_work: returns the clients that may offer an update; called if a client is known as slow.
         """
         admitted = {}
-        others = not self._slow.keys() >= set(at_work)  # for one of them a slow client leaves as much room as it takes
-        for peer, size in sorted(self._waiting.items(), key=lambda each: each[0] in self._slow):
-            gives_way = others and peer in self._slow
+        others = bool(self._slow) and not self._slow.keys() >= set(at_work())
+        while (peer := self._next()) is not None:
+            size, gives_way = self._waiting[peer], others and peer in self._slow
+            # A slow client leaves as much room as it takes, for one of the others.
             taken = sum(self._admitted.values()) + size * (2 if gives_way else 1)
             if (self._admitted or gives_way) and taken > self.room:
                 break
             self._admitted[peer] = admitted[peer] = self._waiting.pop(peer)
             self._since.setdefault(peer, now)
         return admitted
+
+    def _next(self) -> uuid.UUID | None:
+        """Return the client that is admitted next."""
+        return next((peer for peer in self._waiting if peer not in self._slow), next(iter(self._waiting), None))
 
     def slow(self, sending: Mapping[uuid.UUID, Sending], now: float) -> list[uuid.UUID]:
         """Return the clients that have sent too little since their last measurement: others wait for their room.
@@ -134,8 +139,9 @@ class Admission:
 
     def in_the_way(self) -> list[uuid.UUID]:
         """Return the clients known as slow that have a place for which another client waits."""
-        others_wait = not self._slow.keys() >= self._waiting.keys()
-        return [peer for peer in self._admitted if peer in self._slow] if others_wait else []
+        if not self._slow or self._slow.keys() >= self._waiting.keys():
+            return []
+        return [peer for peer in self._admitted if peer in self._slow]
 
     def is_admitted(self, peer: uuid.UUID) -> bool:
         """Return whether a client has a place."""

@@ -41,6 +41,7 @@ from fl.server.limits import Limits
 log = logging.getLogger("netq.fl")
 
 _CHECK = 0.25  # seconds between looks at how fast clients send
+_SELDOM = 20  # a look at thousands of clients takes 50 ms: times that until the next
 _PATIENCE = 4  # a rate is measured over a fourth of the time limit at most
 _OWED = 16  # unanswered tasks that are remembered of one client
 _CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
@@ -275,6 +276,7 @@ class ClientTasks:
         for peer in self._admission.slow(sending, now):
             self._let_others_pass(peer, known[peer])
         self._admit()
+        self._next_check = now + max(_CHECK, _SELDOM * (time.monotonic() - now))
 
     def _sending(self, peer: uuid.UUID, figures: netq.Statistics) -> Sending | None:
         """Return what a client sends now, None if it sends nothing that others wait for."""
@@ -348,7 +350,7 @@ class ClientTasks:
     def _receive_offer(self, peer: uuid.UUID, offer: Offer) -> bool:
         asked = self._asked.get(peer)
         if asked is None or asked.job != offer.job:
-            return self._allowed(peer, offer.job) is not None  # of a task that it still owes: it is late
+            return False  # it is late
         if peer in self._offers:  # one offer a session and task
             return False
         self._offers[peer] = offer
@@ -365,18 +367,21 @@ class ClientTasks:
         for peer in self._admission.in_the_way():
             if peer not in self._arrived and (figures := self.queue.statistics().get(peer)) is not None:
                 self._let_others_pass(peer, figures)
-        at_work = self._asked.keys() - self._arrived - self._offers.keys()
-        for peer, size in self._admission.admit(time.monotonic(), at_work).items():
+        for peer, size in self._admission.admit(time.monotonic(), self._at_work).items():
             self._let_go_on(peer)
-            if peer in self._permitted or peer not in self._offers:
-                continue
+            asked = self._asked.get(peer)
+            if asked is None or peer in self._permitted or peer not in self._offers:
+                continue  # what was set aside goes on
             self._permitted.add(peer)
-            job = self._asked[peer].job
             for owed in self._owed[peer]:
-                if owed.job == job:
+                if owed.job == asked.job:
                     owed.allowed = max(owed.allowed, size)
-            self.queue.put(Permit(job), peer)
+            self.queue.put(Permit(asked.job), peer)
             self._callbacks.client_is(peer, ClientState.SENDING, size)
+
+    def _at_work(self) -> Collection[uuid.UUID]:
+        """Return the clients that may offer an update."""
+        return self._asked.keys() - self._arrived - self._offers.keys()
 
     def _receive_reply(self, peer: uuid.UUID, job: Job, content: Update | Report | str) -> bool:
         """Handle a reply. Return whether the client owes it."""

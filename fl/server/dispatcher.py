@@ -5,7 +5,8 @@ Its user knows what a task asks and what a reply says; the dispatcher knows neit
 
 A task fails, with a ClientFailure as its answer, if
 
-    LATE        the peer has not answered within the task's time limit
+    LATE        the peer has not answered within the task's time limit; or, if its late answer is accepted, it has had
+                no connection for longer than `grace`
     LOST        the peer has left, or has had no connection for longer than `grace`; or the task cannot be sent to it
     FAILED      the task is larger than the peer takes
     UNREADABLE  the peer sent a message that cannot be read, or so many others that it was cut off
@@ -344,8 +345,10 @@ class TaskDispatcher(Generic[Key]):
             reason = "it has gone"
         elif task.number <= ended:
             reason = f"it was started again, and knows nothing of the {self._noun}"
-        elif statistics.absent > self._grace:
+        elif statistics.absent > self._grace and not task.is_late:
             reason = f"no connection for {statistics.absent:.1f} s (grace {self._grace:g} s)"
+            if task.keep_late:  # its answer may follow when it is back
+                return ClientFailure(FailureKind.LATE, reason)
         elif part.done() and not part.cancelled() and (error := part.exception()) is not None:
             if isinstance(error, netq.MessageTooLarge):
                 size, most = error.args[1:]

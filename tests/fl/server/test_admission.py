@@ -135,12 +135,12 @@ def test_a_slow_client_takes_no_room_that_others_may_need() -> None:
     uploads = admission(250)
     uploads.defer(A, 100)
     uploads.offer(B, 100)
-    assert list(uploads.admit(0.0, at_work=[C])) == [B]
+    assert list(uploads.admit(0.0, at_work=lambda: [C])) == [B]
     uploads.leave(B)
-    assert list(uploads.admit(0.0, at_work=[C])) == [A], "C has room, too"
+    assert list(uploads.admit(0.0, at_work=lambda: [C])) == [A], "C has room, too"
     uploads.offer(A, 200)
-    assert list(uploads.admit(0.0, at_work=[C])) == []
-    assert list(uploads.admit(0.0, at_work=[A])) == [A], "no other client is at work"
+    assert list(uploads.admit(0.0, at_work=lambda: [C])) == []
+    assert list(uploads.admit(0.0, at_work=lambda: [A])) == [A], "no other client is at work"
 
 
 def test_a_slow_client_proves_itself() -> None:
@@ -149,7 +149,7 @@ def test_a_slow_client_proves_itself() -> None:
     uploads.withdraw(A)
     for number in range(9):
         uploads.offer(A, 100)
-        assert list(uploads.admit(0.0, at_work=[B])) == ([A] if number == 8 else [])
+        assert list(uploads.admit(0.0, at_work=lambda: [B])) == ([A] if number == 8 else [])
         uploads.admit(0.0)
         uploads.arrive(A, 100, 1.0)
         uploads.leave(A)

@@ -15,6 +15,7 @@ import pytest
 import netq
 from fl.report import ClientFailure, FailureKind
 from fl.server.dispatcher import TaskDispatcher
+from netq.testing.proxy import Proxy
 from tests.fl.federation import SHORT, SOON, A, B, at
 
 LOCAL = netq.NetworkLocation("127.0.0.1", 0)
@@ -36,8 +37,8 @@ class Place:
             raise netq.Unreadable("no tuple")
         return self.dispatcher.answer(*message)
 
-    def join(self, id: uuid.UUID) -> netq.Communicator:
-        queue = netq.new(purpose=netq.Purpose.CLIENT, options=at(self.dispatcher.queue.netloc, id))
+    def join(self, id: uuid.UUID, netloc: netq.NetworkLocation | None = None) -> netq.Communicator:
+        queue = netq.new(purpose=netq.Purpose.CLIENT, options=at(netloc or self.dispatcher.queue.netloc, id))
         self._stack.callback(queue.close, 0)
         until = time.monotonic() + SOON
         while id not in self.dispatcher.queue.statistics():
@@ -123,6 +124,25 @@ def test_a_task_past_its_limit_is_late() -> None:
         assert place.take("a") == ("a", late)
         assert not place.dispatcher.is_open("a")
         assert not place.dispatcher.answer("a", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep_late", [True, False])
+def test_a_peer_that_was_away_for_too_long_may_answer_late(*, keep_late: bool) -> None:
+    with dispatching(grace=0.1) as place, Proxy(place.dispatcher.queue.netloc) as proxy:
+        peer = place.join(A, proxy.netloc)
+        place.ask("a", keep_late=keep_late)
+        assert peer.get(timeout=SOON).data == "task a"
+        proxy.refusing = True
+        proxy.cut()
+        found = place.take("a")
+        assert found is not None
+        assert found[1].why is (FailureKind.LATE if keep_late else FailureKind.LOST)
+        assert "(grace 0.1 s)" in found[1].reason
+        assert place.take("a", within=SHORT) is None, "it is said once"
+        proxy.refusing = False
+        peer.put(("a", 1)).result(SOON)
+        assert place.take("a") == (("a", 1) if keep_late else None)
 
 
 @pytest.mark.slow
