@@ -53,5 +53,5 @@ def test_client_trains_under_attack(caplog: pytest.LogCaptureFixture) -> None:
             server.put(Stream([message]))
         answer = server()
         np.testing.assert_array_equal(answer.model["w"], np.arange(4.0))
-    assert caplog.text.count("a message of the server cannot be read") == len(SENT)
+    assert caplog.text.count("a message of the server cannot be read") == 1, "one line a session"
     assert classes.state() == before
