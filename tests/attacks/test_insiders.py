@@ -22,6 +22,7 @@ def tracker() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # sixteen processes
 def test_floods_of_insiders_spoil_no_round() -> None:
     found = insiders.run(*FLOODS, rounds=4, size=10_000, good=3, deadline=10.0, suspend_after=1)
     assert (found.counted, found.accuracies, found.blamed, found.end) == (4, 4, 0, "")
