@@ -21,7 +21,7 @@ from typing import Self
 
 from edge.record import Damaged, Record
 from netq.errors import NotNow
-from netq.utils.files import open_regular
+from netq.utils.files import open_regular, sync
 
 log = logging.getLogger("edge")
 
@@ -91,7 +91,7 @@ class Spool:
             raise OSError(0, "the disk may be full")
         os.fsync(fd)
         os.replace(folder / "record.new", folder / "record")
-        _sync(folder)
+        sync(folder)
         if self._warned:
             self._warned = False
             log.warning("%s: can be written again: the last update is stored", folder)
@@ -183,11 +183,3 @@ def _remove(path: Path) -> None:
     """Remove a file that takes space, if it is there and the disk can be written."""
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -14,8 +14,8 @@ A task fails, with a ClientFailure as its answer, if
 A peer that was started again gets its task again, 3 times at most, if it is one of the last `ask`: earlier ones are
 LOST. So the dispatcher keeps the data of one `ask`, and no old model.
 
-A peer that takes too much of the reader's time with messages that cannot be read, or that nobody asked for, is cut off
-for a while (fl/server/allowance.py).
+A peer that takes too much of the reader's time with messages that cannot be read, or that were not asked for, is cut
+off for a while (fl/server/allowance.py).
 
 docs/reference/fl.md ("When the server gives a client up") has these rules for users.
 
@@ -279,7 +279,7 @@ class TaskDispatcher(Generic[Key]):
         else:
             if not is_wanted:
                 seconds = self._load_time + time.thread_time() - begin
-                self._charge(peer, seconds, "it sends messages that nobody has asked for")
+                self._charge(peer, seconds, "it sends messages that were not asked for")
         return True
 
     def _fail_unreadable(self, peer: uuid.UUID, error: netq.Unreadable) -> None:
@@ -288,7 +288,7 @@ class TaskDispatcher(Generic[Key]):
         self._charge(peer, self._load_time, reason, readable=False)
 
     def _charge(self, peer: uuid.UUID, seconds: float, reason: str, *, readable: bool = True) -> None:
-        """Count a message that nobody wants, and cut its peer off if there were too many."""
+        """Count an unwanted message, and cut its peer off if there were too many."""
         pause = self._allowance.spend(peer, seconds, time.monotonic(), readable=readable)
         if pause:
             self.answer_all(peer, ClientFailure(FailureKind.UNREADABLE, f"cut off for {pause:g} s: {reason}"))

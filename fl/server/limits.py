@@ -20,7 +20,7 @@ from netq.validate import expect, is_whole
 _MODELS = 4  # in an update
 _EXTRA = 10**6  # bytes that an update may have on top of them
 _SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interpreter takes 40 of the promised 100 MB
-_TEXT = 500_000  # bytes of a message's text besides its tensors: 1,000 metrics have 150,000 at most
+_TEXT = 500_000  # bytes of text besides the tensors; 1,000 metrics, with names of 100 ASCII characters, have 125,000
 _TEXT_OF_TENSOR = 300  # bytes of text for each tensor, besides its name
 _BUFFERS = 16  # besides those of tensors
 _BUFFERS_OF_TENSOR = 3  # a packed one

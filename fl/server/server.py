@@ -65,7 +65,7 @@ class Server:
                   those that take a second longer than three times their last answer. The same for evaluations. So no
                   client delays each round by much; a new client counts from its second task on.
     suspend_after: tasks without a good answer, among a client's last four times as many, after which it is suspended:
-                  rounds do not wait for it, and it gets fewer tasks, until it answers well.
+                  rounds do not wait for it until it has given some good answers.
     void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled.
     void_pause:   seconds before the second attempt of a round; twice as many before each further one, 60 at most.
     grace:        seconds; a client without a connection for longer is lost, and the round does not wait for it.

@@ -69,10 +69,10 @@ def replacing(path: Path, mode: int = 0o600, *, keep: Path | None = None) -> Ite
         with suppress(OSError):
             new.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Synchronise a folder to the disk, so that a rename survives a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -225,7 +225,7 @@ def drops_after_a_permit(self: Hostile, rate: float = 3000.0, *, sessions: int =
 
 
 def drops_without_an_offer(self: Hostile) -> None:
-    """Send four models that nobody has asked for, by drops."""
+    """Send four models without being asked, by drops."""
     relay = Trickle(self.netloc)
     self.netloc = relay.netloc
     with self.session() as queue:

@@ -407,7 +407,7 @@ def test_a_client_that_does_not_send_lets_others_pass() -> None:
 
 @pytest.mark.slow
 def test_an_update_that_comes_by_drops_lets_others_pass_and_counts() -> None:
-    """Its first bytes hold nobody's window, and the link that is cut for it costs nothing."""
+    """Its first bytes take no window of others, and the link that is cut for it costs nothing."""
     megabyte = {"w": np.zeros(250_000, np.float32)}
     settings: dict[str, Any] = {"memory_limit": 3_000_000, "min_clients": 3, "grace": 0.3}
     with Federation(megabyte, **settings) as federation, ExitStack() as stack:

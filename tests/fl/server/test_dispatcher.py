@@ -302,7 +302,7 @@ def test_a_peer_that_sends_what_nobody_wants_is_cut_off(caplog: pytest.LogCaptur
             peer.put(("none", number))
         failure = place.take("a")
         assert failure is not None
-        reason = "cut off for 1 s: it sends messages that nobody has asked for"
+        reason = "cut off for 1 s: it sends messages that were not asked for"
         assert (failure[1].why, str(failure[1])) == (FailureKind.UNREADABLE, reason)
     assert [record.getMessage() for record in caplog.records if record.name == "netq.fl"] == [f"{A}: {reason}"]
 
