@@ -159,7 +159,7 @@ def nothing(task: Task) -> None:
 
 
 def now_and_then(task: Task) -> Reply | None:
-    """Answer every third task, which is enough not to be suspended."""
+    """Answer every third task."""
     return None if task.job.round % 3 else Reply(task.job, good(task.model, {}))
 
 

@@ -61,6 +61,22 @@ def restore(standing: Standing, client: object) -> int:
     return count
 
 
+@pytest.mark.parametrize(("every", "delays"), [(2, 4), (3, 7), (4, 7), (5, 7), (6, 8)])
+def test_a_client_that_misses_some_tasks_delays_few_of_fifty_rounds(
+    standing: Standing, every: int, delays: int
+) -> None:
+    found = tasks = 0
+    for _ in range(50):
+        regular, retried = standing.candidates([A, B], 1)
+        tasks += A in (*regular, *retried)
+        if A in (*regular, *retried) and tasks % every == 0:
+            found += A in regular
+            standing.missed(A)
+        elif A in (*regular, *retried):
+            standing.answered(A, 1.0)
+    assert found == delays
+
+
 def test_a_suspended_client_owes_good_answers(standing: Standing) -> None:
     suspend(standing, A)
     assert restore(standing, A) == 4
