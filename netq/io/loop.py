@@ -274,7 +274,8 @@ class Loop:
         if self._stop_by is not None:
             until = min(until, self._stop_by)
         if self.baton.unflushed:
-            until = min(until, min(self.baton.unflushed.values()) + TICK)
+            # Without the baton: its holder may just have flushed the last.
+            until = min(until, min(self.baton.unflushed.values(), default=math.inf) + TICK)
         return min(max(0.0, until - time.monotonic()), _LONGEST) if until < math.inf else None
 
     def _stop(self, within: float) -> None:

@@ -50,8 +50,9 @@ class Timers:
         if when < math.inf:
             heapq.heappush(self._heap, (when, next(self._sequence), timer))
         if len(self._heap) >= self._sweep_at:
-            self._heap = [entry for entry in self._heap if entry[2].function is not None]
-            heapq.heapify(self._heap)
+            left = [entry for entry in self._heap if entry[2].function is not None]
+            heapq.heapify(left)
+            self._heap = left  # in one step: the loop's thread reads `next` without the baton
             self._sweep_at = max(_SWEEP, 2 * len(self._heap))
         return timer
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 MUST = os.environ.get("NETQ_FAULTS") == "must"  # a case that cannot run is a failure
 FAKETIME = next(Path("/usr").glob("lib*/**/faketime/libfaketime.so.1"), None)
 DAY = 86400.0
-PATIENT = 40.0  # seconds for an answer of a process under libfaketime, whose threads may stand still
 
 
 # 19: a client is stopped
@@ -140,18 +139,17 @@ def test_client_stopped_for_a_short_time_keeps_its_link(
 
 # 20: the wall clock jumps
 
-QUICK: dict[str, Any] = {"heartbeat": 0.8, "misses": 12}  # a thread under libfaketime may stand still for seconds
-SILENCE = 10.5  # seconds, longer than both sides wait for a heartbeat
+QUICK: dict[str, Any] = {"heartbeat": 0.8, "misses": 3}
+SILENCE = 3.0  # seconds, longer than both sides wait for a heartbeat
 CLOCKED = ("tcp", "tls", "grpc", "shm")  # at a broker, both servers of this test would have one prefix
 
 
 @pytest.mark.skipif(FAKETIME is None and not MUST, reason="needs libfaketime, as in Debian's package faketime")
 @pytest.mark.slow
-@pytest.mark.alone  # on a busy machine, threads under libfaketime stand still for many seconds
-@pytest.mark.timeout(600)
+@pytest.mark.alone  # a heartbeat that other tests make late for 2.4 s would be a lost link
 @together(*CLOCKED)
 def test_jump_of_the_wall_clock_by_a_day_is_harmless(
-    wires: dict[str, Wire], children: Children, tmp_path: Path, figure: Figure
+    wires: dict[str, Wire], children: Children, tmp_path: Path, log: LogRecorder, figure: Figure
 ) -> None:
     def scenario(wire: Wire, communicators: Communicators) -> None:
         clock, id = Clock(tmp_path / wire.kind), uuid.uuid4()
@@ -179,19 +177,9 @@ def test_jump_of_the_wall_clock_by_a_day_is_harmless(
             program.finish()
         figure("20 wall clock", f"{wire.kind}: +1 day, then -1 day, at the client and at the server: no link lost")
 
-    # One run of some ten or twenty, a process under libfaketime hangs up as the clock is set, and stands still: without
-    # it none does. So a fault of netq is one that comes each time.
-    for attempt in range(3):
-        with LogRecorder() as log:
-            try:
-                on_each(wires, scenario)
-            except TimeoutError:
-                if attempt == 2:
-                    raise
-                continue
-            assert len(log.having("connected")) == len(wires)
-            assert not log.having("lost")
-            return
+    on_each(wires, scenario)
+    assert len(log.having("connected")) == len(wires)
+    assert not log.having("lost")
 
 
 class Clock:
@@ -225,7 +213,7 @@ def assert_sees(queue: Communicator, jump: float) -> None:
 
 def wall_clock(queue: Communicator) -> float:
     """Return the wall-clock time in the other end's echo."""
-    queue.put("what time is it?").result(PATIENT)
-    data, wall = queue.get(timeout=PATIENT).data
+    queue.put("what time is it?").result(LIMIT)
+    data, wall = queue.get(timeout=LIMIT).data
     assert data == "what time is it?"
     return float(wall)

@@ -194,6 +194,21 @@ def test_forgetting_an_unwatched_or_closed_socket_is_harmless(
     stage.loop.ask(stage.loop.forget, one)
 
 
+def test_output_that_another_thread_sends_meanwhile_is_waited_for_no_more() -> None:
+    class Sent(dict[Any, float]):
+        """The holder of the baton takes what is left as soon as another thread has seen that there is something."""
+
+        def __bool__(self) -> bool:
+            before = len(self) > 0
+            self.clear()
+            return before
+
+    loop = Loop("parks", print)
+    loop.baton.unflushed = Sent({object(): time.monotonic()})
+    assert loop._timeout() is None
+    loop.end()
+
+
 def test_a_crash_is_reported_and_later_calls_still_run() -> None:
     stage, done = Stage(), list[str]()
 

@@ -236,6 +236,7 @@ def test_a_callback_of_a_dropped_broadcast_is_called(full: Communicator, communi
     full.put("to both").add_done_callback(lambda future: ended.append(future.exception()))
     gc.collect()
     other.get(timeout=LIMIT)
+    introduce(full, other)  # its answer has come after its ACK of the broadcast
     full.put("a later one", other.id).result(LIMIT)
     full.close(0)
     assert [type(error) for error in ended] == [QueueFull]
