@@ -64,7 +64,7 @@ class Server:
     close_early:  True: a round that has enough updates closes without clients that have never answered, and without
                   those that take a second longer than three times their last answer. The same for evaluations. So no
                   client delays each round by much; a new client counts from its second task on.
-    suspend_after: tasks without a good answer, among a client's last four times as many, after which it is suspended:
+    suspend_after: tasks without a good answer, among a client's last eight times as many, after which it is suspended:
                   rounds do not wait for it until it has given some good answers.
     void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled.
     void_pause:   seconds before the second attempt of a round; twice as many before each further one, 60 at most.

@@ -2,10 +2,12 @@
 
     regular ──too many of its last tasks missed──► suspended: it owes good answers, and no round waits for it
        ▲                                              │
-       └──────── as many as it owes: 4, 8, … 64 ──────┘
+       └──────── as many as it owes: 8, 16, … 64 ─────┘
 
-It owes twice as many as the last time, unless its misses of that time are long ago. So a client that answers now and
-then delays few rounds. An answer that comes after its round counts, if it took no longer than the deadline.
+Its last tasks are those that rounds have waited for: what it answers while it is suspended pays what it owes, and makes
+no miss older. So the next miss suspends a restored client again, for twice as many answers, until its misses are long
+ago; and one that answers now and then delays few rounds, however it chooses them. An answer that comes after its round
+counts, if it took no longer than the deadline.
 
 A suspended client that answers gets a task in each round. One that does not gets the next task after 4 rounds, then
 after 8, 16, … 64; and in the first round of a new session.
@@ -25,9 +27,9 @@ from netq.validate import is_number, is_whole
 
 log = logging.getLogger("netq.fl")
 
-_FIRST, _MOST = 4, 64  # rounds until the next task, and good answers that are owed: each time twice as many
+_PAUSE, _OWED, _MOST = 4, 8, 64  # rounds until the next task, good answers that are owed: each time twice as many
 _PATIENCE, _SPARE = 3.0, 1.0  # a client is overdue after so many times its last answer's time, and so many seconds more
-_WINDOW = 4  # times `suspend_after`: tasks whose misses count
+_WINDOW = 8  # times `suspend_after`: tasks whose misses count
 _REMEMBERED = 4096  # clients that have gone, and have missed tasks
 
 
@@ -35,7 +37,7 @@ _REMEMBERED = 4096  # clients that have gone, and have missed tasks
 class _Record:
     """The tasks of one client."""
 
-    missed: int = 0  # a bit for each of its last tasks, 1 for one without a good answer; the last task is the lowest
+    missed: int = 0  # a bit for each of its last regular tasks, 1 for one without a good answer; the lowest: the last
     seconds: float | None = None  # how long its last answer took; None: it has never answered
     owed: int = 0  # good answers until rounds wait for it again; 0: it is not suspended
     debt: int = 0  # how many it owed at first, the last time
@@ -58,7 +60,7 @@ class Candidates(NamedTuple):
 class Standing:
     """The records of the clients. `deadline`: seconds.
 
-    suspend_after: tasks without a good answer, among the last four times as many, after which a client is suspended.
+    suspend_after: tasks without a good answer, among the last eight times as many, after which a client is suspended.
     """
 
     def __init__(self, suspend_after: int, deadline: float) -> None:
@@ -86,12 +88,13 @@ class Standing:
     def answered(self, peer: uuid.UUID, seconds: float) -> None:
         """Note a good answer, and how long it took."""
         record = self._records.setdefault(peer, _Record())
-        record.missed = record.missed << 1 & self._window
         record.seconds, record.pause, record.due = seconds, 0, 0
         if record.owed:
             record.owed -= 1
-            if not record.owed:
-                log.info("%s: restored: its last %d answers were good", peer, record.debt)
+            if record.owed:
+                return
+            log.info("%s: restored: its last %d answers were good", peer, record.debt)
+        record.missed = record.missed << 1 & self._window
         if not record.missed:
             record.debt = 0
 
@@ -109,12 +112,12 @@ class Standing:
             record.missed = (record.missed << 1 | 1) & self._window
             if record.misses < self._suspend_after:
                 return False
-            record.owed = record.debt = min(_MOST, 2 * record.debt) or _FIRST
+            record.owed = record.debt = min(_MOST, 2 * record.debt) or _OWED
             text = "%s: suspended: no good answer to %d of its last tasks; rounds wait for it again after %d good ones"
             log.warning(text, peer, record.misses, record.owed)
             if not self._misses_all(record):
                 return True
-        record.pause = min(_MOST, 2 * record.pause) or _FIRST
+        record.pause = min(_MOST, 2 * record.pause) or _PAUSE
         record.due = self._turn + record.pause
         return True
 

@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -188,18 +188,24 @@ def new_session_each_round(self: Hostile) -> None:
             time.sleep(1.5 * DEADLINE)
 
 
-def every_second_task(self: Hostile) -> None:
-    """Answer every second task."""
-    for number, (queue, task) in enumerate(self.tasks()):
-        if number % 2:
+def some_tasks(self: Hostile, pattern: Iterable[bool]) -> None:
+    """Answer tasks, or not, in this pattern."""
+    for (queue, task), answers in zip(self.tasks(), pattern, strict=False):
+        if answers:
             queue.put(self.update(task))
 
 
-def every_fourth_task_not(self: Hostile) -> None:
-    """Answer three of four tasks."""
-    for number, (queue, task) in enumerate(self.tasks()):
-        if number % 4 != 3:
-            queue.put(self.update(task))
+def each_task_but(divisor: int) -> Iterator[bool]:
+    """Yield False for each task whose number this divides."""
+    return itertools.cycle([True] * (divisor - 1) + [False])
+
+
+def whenever_waited_for() -> Iterator[bool]:
+    """Yield False when rounds wait for the client: three times, and after each suspension (fl/server/standing.py)."""
+    yield from (False, False, False)
+    for owed in (8, 16, 32, *itertools.repeat(64)):
+        yield from [True] * owed
+        yield False
 
 
 def offer_only(self: Hostile) -> None:
@@ -307,8 +313,10 @@ def damaged_updates(self: Hostile) -> None:
 WAYS: dict[str, Callable[[Hostile], None]] = {
     "no answer": silent,
     "no answer, a new session each round": new_session_each_round,
-    "every second task": every_second_task,
-    "three of four tasks": every_fourth_task_not,
+    "every second task": lambda self: some_tasks(self, each_task_but(2)),
+    "three of four tasks": lambda self: some_tasks(self, each_task_but(4)),
+    "eleven of twelve tasks": lambda self: some_tasks(self, each_task_but(12)),
+    "no task that a round waits for": lambda self: some_tasks(self, whenever_waited_for()),
     "offers, and does not send": offer_only,
     "sends by drops after a permit": lambda self: drops_after_a_permit(self, sessions=10**6),
     "the same, a new session each round": drops_after_a_permit,

@@ -40,9 +40,9 @@ def test_a_client_is_suspended_after_tasks_without_a_good_answer(standing: Stand
 
 
 def test_misses_count_until_many_tasks_have_come_after_them(standing: Standing) -> None:
-    for _ in range(20):  # two of twelve
+    for _ in range(20):  # two of twenty-four
         assert not standing.missed(A)
-        for _ in range(5):
+        for _ in range(11):
             standing.answered(A, 1.0)
     found = []
     for _ in range(2):  # each second one
@@ -61,7 +61,7 @@ def restore(standing: Standing, client: object) -> int:
     return count
 
 
-@pytest.mark.parametrize(("every", "delays"), [(2, 4), (3, 7), (4, 7), (5, 7), (6, 8)])
+@pytest.mark.parametrize(("every", "delays"), [(1, 3), (2, 4), (3, 4), (4, 4), (6, 4), (8, 4), (11, 4), (12, 4)])
 def test_a_client_that_misses_some_tasks_delays_few_of_fifty_rounds(
     standing: Standing, every: int, delays: int
 ) -> None:
@@ -77,16 +77,32 @@ def test_a_client_that_misses_some_tasks_delays_few_of_fifty_rounds(
     assert found == delays
 
 
+def test_a_client_that_misses_what_is_waited_for_delays_few_of_fifty_rounds(standing: Standing) -> None:
+    found = 0
+    for _ in range(50):
+        regular, retried = standing.candidates([A, B], 1)
+        if A in regular:
+            found += 1
+            standing.missed(A)
+        elif A in retried:
+            standing.answered(A, 1.0)
+    assert found == 5
+
+
 def test_a_suspended_client_owes_good_answers(standing: Standing) -> None:
     suspend(standing, A)
-    assert restore(standing, A) == 4
-    assert standing.candidates([A], 1) == ([A], [])
-    assert standing.missed(A), "the other three count"
     assert restore(standing, A) == 8
-    assert [standing.missed(A) for _ in range(2)] == [False, True]
+    assert standing.candidates([A], 1, again=True) == ([A], []), "its last answer was good"
+    assert standing.missed(A), "the other three count"
     assert restore(standing, A) == 16
+    for _ in range(20):
+        standing.answered(A, 1.0)
+    assert [standing.missed(A) for _ in range(2)] == [False, True], "the last two count"
+    assert restore(standing, A) == 32
+    for _ in range(23):
+        standing.answered(A, 1.0)
     assert [standing.missed(A) for _ in range(3)] == [False, False, True], "its misses are long ago"
-    assert restore(standing, A) == 4
+    assert restore(standing, A) == 8
 
 
 def test_what_is_owed_is_bounded(standing: Standing) -> None:
@@ -97,7 +113,7 @@ def test_what_is_owed_is_bounded(standing: Standing) -> None:
     for _ in range(7):
         counts.append(restore(standing, A))
         standing.missed(A)
-    assert counts == [4, 8, 16, 32, 64, 64, 64]
+    assert counts == [8, 16, 32, 64, 64, 64, 64]
 
 
 def test_pauses_of_a_suspended_client_double(standing: Standing) -> None:
@@ -124,7 +140,7 @@ def test_a_repeated_round_prefers_clients_that_have_just_answered(standing: Stan
 @pytest.mark.parametrize(("seconds", "counts"), [(DEADLINE, True), (DEADLINE + 1, False)])
 def test_a_late_answer_that_is_fast_enough_counts(standing: Standing, seconds: float, *, counts: bool) -> None:
     suspend(standing, A)
-    for _ in range(4):
+    for _ in range(8):
         standing.answered_late(A, seconds)
     assert standing.is_suspended(A) is not counts
     assert (standing.expected(A) > 0) is counts
@@ -171,7 +187,7 @@ def test_log_has_one_line_for_each_suspension(standing: Standing, caplog: pytest
     suspend(standing, A)
     standing.missed(A)
     assert caplog.messages == [
-        f"{A}: suspended: no good answer to 3 of its last tasks; rounds wait for it again after 4 good ones"
+        f"{A}: suspended: no good answer to 3 of its last tasks; rounds wait for it again after 8 good ones"
     ]
 
 
