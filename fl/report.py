@@ -7,7 +7,6 @@ it. Clients choose the names of their metrics: `RoundState.means` decides which 
 from __future__ import annotations
 
 import enum
-import logging
 import math
 import re
 import uuid
@@ -17,8 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from netq.text import printable
-
-log = logging.getLogger("netq.fl")
 
 MEASURED = "server_"  # prefix of the names that fl.Measured adds to the evaluation: no metric of a client has it
 _MAX_NAMES = 1000  # means in a report
@@ -160,7 +157,6 @@ class RoundState:
             return False
         self.pending.pop(peer, None)
         self.failures[peer] = failure
-        log.warning("%s: left out: %s", peer, failure)
         return True
 
     def shares(self) -> dict[uuid.UUID, float]:

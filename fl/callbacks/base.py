@@ -14,6 +14,7 @@ from typing import Any
 
 from fl.report import RoundReport
 from fl.tensors.spec import Model
+from netq.text import describe
 
 log = logging.getLogger("netq.fl")
 
@@ -85,5 +86,8 @@ class Callbacks:
 def _call(function: Callable[..., None], *arguments: Any) -> None:
     try:
         function(*arguments)
+    except OSError as error:  # a full disk, in each round until there is room: a line each, and no traceback
+        log.error("%s failed: %s", getattr(function, "__qualname__", function), describe(error))
+        log.debug("where it happened", exc_info=error)
     except Exception:  # an error of the user's code must not end the round
         log.exception("%s failed", getattr(function, "__qualname__", function))

@@ -389,7 +389,7 @@ class ClientTasks:
         self._settle(peer, job)
         size = content.nbytes if isinstance(content, Update) else 0
         if asked is None or job != asked.job or not self._dispatcher.is_open(Key(peer, job)):
-            self._receive_stale(peer, job, asked, is_owed=allowed is not None)
+            self._receive_stale(peer, job, asked, content, is_owed=allowed is not None)
             return allowed is not None
         if isinstance(content, str):
             self._refuse(peer, FailureKind.FAILED, content)
@@ -417,7 +417,9 @@ class ClientTasks:
                 self._seconds[peer] = time.monotonic() - each.since
                 return
 
-    def _receive_stale(self, peer: uuid.UUID, job: Job, asked: _Asked | None, *, is_owed: bool) -> None:
+    def _receive_stale(
+        self, peer: uuid.UUID, job: Job, asked: _Asked | None, content: Update | Report | str, *, is_owed: bool
+    ) -> None:
         """Handle a reply to a task that is not open. The client is too late, or wrong.
 
         A client that was too late still works on its present task, which stays open. So does a client whose server has
@@ -436,7 +438,8 @@ class ClientTasks:
             self._free(peer)
         if peer not in self._warned_stale:  # one line and one failure, however many such replies come
             self._warned_stale.add(peer)
-            log.warning("%s: its answer to round %d (%s) is not waited for (any more)", peer, job.round, job.purpose)
+            text = "%s: its answer to round %d (%s) is not waited for (any more)%s"
+            log.warning(text, peer, job.round, job.purpose, f": {content}" if isinstance(content, str) else "")
             if not is_other_run:
                 reason = f"it answered round {job.round} ({job.purpose}), which is not waited for any more"
                 self._dispatcher.add_answer(Key(peer, job), ClientFailure(FailureKind.STALE, reason))

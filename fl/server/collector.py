@@ -58,7 +58,7 @@ class UpdateCollector:
         self.deadline = deadline
         self._close_early = close_early
         self._callbacks = callbacks
-        self._standings: dict[Purpose, Standing] = {each: Standing(suspend_after, deadline) for each in PURPOSES}
+        self._standings: dict[Purpose, Standing] = {each: Standing(suspend_after, deadline, each) for each in PURPOSES}
         self._last_round = 0
         self._logged_errors: set[type[Exception]] = set()  # errors of the strategy with a traceback in this round's log
 
@@ -229,6 +229,9 @@ class UpdateCollector:
             standing.answered_late(peer, self._tasks.seconds(peer))
         if not state.fail(peer, failure):
             return
+        if failure.why is not FailureKind.STALE:  # which the log has
+            of = " of the evaluation" if task.job.purpose == "evaluate" else ""
+            log.warning("%s: left out%s: %s", peer, of, failure)
         self._callbacks.client_is(peer, ClientState.FAILED)
         if failure.why is FailureKind.STALE or failure.why in _OF_THE_SERVER or is_spared:
             return

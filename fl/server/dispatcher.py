@@ -353,7 +353,7 @@ class TaskDispatcher(Generic[Key]):
             if isinstance(error, netq.MessageTooLarge):
                 size, most = error.args[1:]
                 what = f"the {self._noun} has {size} bytes, and it takes {most} at most"
-                hint = "use a smaller model, or raise its connection.message_size"
+                hint = "use a smaller model, or raise its connection.message_size or training.memory"
                 return ClientFailure(FailureKind.FAILED, f"{what}: {hint}")
             reason = f"the {self._noun} cannot be sent to it: {error}"
         elif now >= task.until and not task.is_late:

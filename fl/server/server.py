@@ -223,7 +223,10 @@ class Server:
         evaluation = RoundState()
         try:
             training = self._train(number, clients)
-            self._voids = 0 if training.weights else attempt
+            if training.weights:
+                self._voids = 0
+            elif self._tasks.visitors.isdisjoint(clients):  # else the round has begun with one that wants no task
+                self._voids = attempt
             if self._evaluate:
                 evaluation = self._collector.evaluate(self._task(number, "evaluate"), training.weights)
         except BaseException:  # else clients would stay busy, and their answers would count in the next round
@@ -341,18 +344,22 @@ class Server:
         return ""
 
     def _save(self) -> None:
-        """Write the checkpoint, if there is one."""
-        if self._checkpoint is not None:
-            self._checkpoint.save(
-                {
-                    "federation": self._tasks.queue.id.bytes,
-                    "number": self.number,
-                    "is_over": self.is_over,
-                    "standings": self._collector.state(),
-                    "model": dict(self.model),
-                    "strategy": {"name": type(self._strategy).__name__, "state": self._strategy.state()},
-                }
-            )
+        """Write the checkpoint, if there is one. A disk that is full now may have room after the next round."""
+        if self._checkpoint is None:
+            return
+        state = {
+            "federation": self._tasks.queue.id.bytes,
+            "number": self.number,
+            "is_over": self.is_over,
+            "standings": self._collector.state(),
+            "model": dict(self.model),
+            "strategy": {"name": type(self._strategy).__name__, "state": self._strategy.state()},
+        }
+        try:
+            self._checkpoint.save(state)
+        except OSError as error:
+            text = "round %d has no checkpoint: %s; a server that is started now goes on from the one before"
+            log.error(text, self.number, error)
 
     def _present(self) -> tuple[uuid.UUID, ...]:
         """Return the connected clients, and those of the last round that are not lost yet: links are away for moments.

@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
+from fl.outline import Purpose
 from netq.validate import is_number, is_whole
 
 log = logging.getLogger("netq.fl")
@@ -30,6 +31,7 @@ log = logging.getLogger("netq.fl")
 _PAUSE, _OWED, _MOST = 4, 8, 64  # rounds until the next task, good answers that are owed: each time twice as many
 _PATIENCE, _SPARE = 3.0, 1.0  # a client is overdue after so many times its last answer's time, and so many seconds more
 _WINDOW = 8  # times `suspend_after`: tasks whose misses count
+_TASKS: Mapping[Purpose, str] = {"train": "trainings", "evaluate": "evaluations"}
 _REMEMBERED = 4096  # clients that have gone, and have missed tasks
 
 
@@ -61,12 +63,14 @@ class Standing:
     """The records of the clients. `deadline`: seconds.
 
     suspend_after: tasks without a good answer, among the last eight times as many, after which a client is suspended.
+    purpose:       of the tasks, for the log.
     """
 
-    def __init__(self, suspend_after: int, deadline: float) -> None:
+    def __init__(self, suspend_after: int, deadline: float, purpose: Purpose = "train") -> None:
         self._suspend_after = suspend_after
         self._window = (1 << _WINDOW * suspend_after) - 1
         self._deadline = deadline
+        self._tasks = _TASKS[purpose]
         self._records: dict[uuid.UUID, _Record] = {}
         self._turn = 0  # calls of `candidates`
 
@@ -93,7 +97,7 @@ class Standing:
             record.owed -= 1
             if record.owed:
                 return
-            log.info("%s: restored: its last %d answers were good", peer, record.debt)
+            log.info("%s: restored: %d %s were good", peer, record.debt, self._tasks)
         record.missed = record.missed << 1 & self._window
         if not record.missed:
             record.debt = 0
@@ -113,8 +117,8 @@ class Standing:
             if record.misses < self._suspend_after:
                 return False
             record.owed = record.debt = min(_MOST, 2 * record.debt) or _OWED
-            text = "%s: suspended: no good answer to %d of its last tasks; rounds wait for it again after %d good ones"
-            log.warning(text, peer, record.misses, record.owed)
+            text = "%s: suspended: no good answer to %d of its last %d %s; rounds wait for it again after %d good ones"
+            log.warning(text, peer, record.misses, self._window.bit_length(), self._tasks, record.owed)
             if not self._misses_all(record):
                 return True
         record.pause = min(_MOST, 2 * record.pause) or _PAUSE

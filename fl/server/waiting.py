@@ -20,6 +20,7 @@ Peers = TypeVar("Peers", bound=Sized)
 _MAX_PAUSE = 60.0  # seconds between two attempts of a round
 PATIENCE = 30.0  # seconds until a warning; devices that are started together with their server connect sooner
 _CHECK = 1.0  # seconds between counts of the peers, in case an event was missed
+_SETTLE = 0.1  # seconds in which a peer that has just connected may say that it wants no task
 
 
 def pause_after(attempts: int, first: float) -> float:
@@ -46,13 +47,18 @@ def until_connected(
     patience:  seconds, after which one line of the log is a warning.
     read:      called every second: handles messages.
     """
-    begin, logged, warned = time.monotonic(), -1, False
+    begin, logged, warned, settled = time.monotonic(), -1, False, True
     while True:
         changed.clear()
         read()
         peers = connected()
         if len(peers) >= count:
-            return peers
+            if settled:
+                return peers
+            time.sleep(_SETTLE)
+            settled = True
+            continue
+        settled = False
         waited = time.monotonic() - begin
         if not warned and waited >= patience:
             log.warning("waiting for %s: only %d of %d are connected after %.0f s", noun, len(peers), count, waited)

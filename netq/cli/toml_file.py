@@ -354,7 +354,7 @@ def _import_failed(what: str, module: str, error: BaseException) -> InvalidOptio
     is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
     place = None if is_absent else _raised_at(error)
     if place is None:
-        return InvalidOption(
+        return NotNow(  # it may lie on a disk that is mounted later
             f"{what}; expected a module that can be imported from here, but {module} gives {reason}: "
             "correct the name, or set PYTHONPATH to the folder it lies in"
         )

@@ -65,9 +65,11 @@ def replacing(path: Path, mode: int = 0o600, *, keep: Path | None = None) -> Ite
         if keep is not None and path.exists():
             path.replace(keep)
         new.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             new.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write knows its descriptor only
+            error.filename = str(path)
         raise
     sync(path.parent)
 

@@ -268,7 +268,7 @@ def test_site_without_its_accelerator_is_suspended_until_it_is_back(
         assert [report.suspended for report in reports] == [()] + [(C,)] * 4
         assert "0 failed, 1 suspended" in str(reports[-1])
         assert states.of[C][-1] is fl.ClientState.SUSPENDED
-        log.wait(f"{C}: suspended: no good answer to 2 of its last tasks")
+        log.wait(f"{C}: suspended: no good answer to 2 of its last 16 trainings")
         assert federation.server.statistics()[C].connected
         fault.unlink()
         report = until_counts(federation)

@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 import fl
 from fl.callbacks.jsonl import Measured
 from netq.testing.log import LogRecorder
@@ -80,6 +82,21 @@ def test_raising_callback_changes_nothing(log: LogRecorder) -> None:
     assert notes.ended[0][0] is report
     for name in ("round_begins", "client_is", "round_ends"):
         assert log.having(f"Broken.{name} failed")
+
+
+def test_a_full_disk_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(fl.Callback):
+        def round_ends(self, report: fl.RoundReport, model: Any) -> None:
+            raise OSError(28, "No space left on device", "rounds.jsonl")
+
+    with Federation(callbacks=[Full()], min_clients=1) as federation:
+        federation.join(A, gives(2))
+        assert federation.round(1).clients == (A,)
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert record.getMessage().endswith(
+        "Full.round_ends failed: OSError: [Errno 28] No space left on device: 'rounds.jsonl'"
+    )
+    assert record.exc_info is None
 
 
 def test_measured_adds_to_the_evaluation() -> None:

@@ -21,6 +21,7 @@ import fl
 import netq
 from fl.messages import Reply, Task, Update
 from fl.server.checkpoint import Checkpoint, is_there, load
+from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.federation import SOON, A, B, C, Federation, adds, at, filled, reply
 
 STATE: dict[str, Any] = {
@@ -253,6 +254,21 @@ def test_answers_to_tasks_of_the_dead_server_do_not_count(tmp_path: Path) -> Non
         assert federation.round(1).failures == {}
         assert federation.server.number == 3
         assert federation.w == [4] * 3
+
+
+def test_a_full_disk_costs_a_checkpoint_and_no_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "c"
+    with Federation(min_clients=1, checkpoint=path) as federation:
+        federation.join(A, adds(1))
+        federation.round(1)
+        with disk_of(10):
+            assert federation.round(1).clients == (A,)
+        assert load(path)["number"] == 1
+        assert sorted(os.listdir(tmp_path)) == ["c", "c.lock"]
+        federation.round(1)
+        assert load(path)["number"] == 3
+    expected = f"round 2 has no checkpoint: [Errno 27] File too large: '{path}'; a server that is started now goes on"
+    assert expected in caplog.text
 
 
 def test_a_round_that_does_not_count_writes_no_checkpoint(tmp_path: Path) -> None:

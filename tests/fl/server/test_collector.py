@@ -280,7 +280,7 @@ def test_a_round_closes_early_without_a_client_that_answers_now_and_then(purpose
             assert federation.server.number < 1000
 
 
-def test_a_client_that_does_not_evaluate_is_suspended_for_evaluation() -> None:
+def test_a_client_that_does_not_evaluate_is_suspended_for_evaluation(caplog: pytest.LogCaptureFixture) -> None:
     def answer(task: Task) -> list[Any]:
         return [reply(task, Update(filled(4), 1))] if task.job.purpose == "train" else []
 
@@ -293,6 +293,9 @@ def test_a_client_that_does_not_evaluate_is_suspended_for_evaluation() -> None:
         federation.server._collector.deadline = 3 * SOON  # a round that waits for B fails
         report = federation.round(2)
         assert (set(report.clients), report.evaluation) == ({A, B}, {"accuracy": 1.0})
+    lost, suspended = [each.getMessage() for each in caplog.records if each.getMessage().startswith(str(B))]
+    assert lost.startswith(f"{B}: left out of the evaluation: no answer within ")
+    assert suspended.startswith(f"{B}: suspended: no good answer to 1 of its last 8 evaluations; ")
 
 
 # Permission to send

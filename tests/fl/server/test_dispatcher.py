@@ -256,7 +256,7 @@ def test_a_task_that_is_too_large_fails() -> None:
         assert found[1].why is FailureKind.FAILED
         assert re.fullmatch(
             r"the task has 10\d\d bytes, and it takes 100 at most: use a smaller model, or raise its "
-            r"connection\.message_size",
+            r"connection\.message_size or training\.memory",
             found[1].reason,
         )
 

@@ -14,7 +14,7 @@ import pytest
 
 import fl
 import netq
-from fl.messages import MESSAGES, Describe, Description, Task
+from fl.messages import MESSAGES, Describe, Description, Reply, Task
 from tests.fl.federation import SOON, Federation, adds, reply
 
 MODEL = {"w": np.ones((3, 2), np.float32), "count": np.array(5)}
@@ -107,6 +107,27 @@ def test_many_questions_get_one_answer() -> None:
         for number in (2, 3):
             federation.join(uuid.UUID(int=number), adds(1))
         waiting.result(SOON)
+
+
+def test_attempts_that_begin_with_a_visitor_do_not_end_the_federation() -> None:
+    """Its question takes longer than the server waits after its connection."""
+    with Federation(min_clients=2, void_rounds=1, void_pause=0) as federation:
+        federation.join(uuid.UUID(int=1), adds(1))
+        rounds = federation.server.rounds(1)
+        for number in (10, 11, 12):
+            options = netq.CommunicatorOptions(
+                id=uuid.UUID(int=number), netloc=federation.server.netloc, serialization=MESSAGES
+            )
+            with netq.new(purpose="client", options=options) as queue:
+                report = federation.start(next, rounds)
+                assert isinstance(queue.get(timeout=SOON).data, Task)
+                queue.put(Describe("a test"))
+                described(queue)
+                task = federation.server._tasks.busy[queue.id]
+                queue.put(Reply(task, "this is a test, which does no tasks"))
+                assert report.result(SOON).clients == ()
+        federation.join(uuid.UUID(int=2), adds(1))
+        assert next(rounds).clients
 
 
 class Failing(fl.FedAvg):

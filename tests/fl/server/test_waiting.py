@@ -36,16 +36,20 @@ def test_enough_peers_are_returned_without_a_log_line(logged: Callable[[], list[
 
 
 def test_each_change_of_the_count_is_logged_once(logged: Callable[[], list[tuple[str, str]]]) -> None:
-    assert until_connected(3, "clients", *coming(0, 0, 1, 1, 0, 3)) == "xxx"
+    assert until_connected(3, "clients", *coming(0, 0, 1, 1, 0, 3, 3)) == "xxx"
     assert logged() == [("INFO", f"waiting for clients: {count} of 3 are connected") for count in (0, 1, 0)]
 
 
 def test_too_few_peers_for_long_log_one_warning(logged: Callable[[], list[tuple[str, str]]]) -> None:
-    until_connected(3, "clients", *coming(1, 1, 2, 3), patience=0)
+    until_connected(3, "clients", *coming(1, 1, 2, 3, 3), patience=0)
     assert logged() == [
         ("WARNING", "waiting for clients: only 1 of 3 are connected after 0 s"),
         ("INFO", "waiting for clients: 2 of 3 are connected"),
     ]
+
+
+def test_a_peer_that_says_at_once_that_it_only_looks_ends_no_wait() -> None:
+    assert until_connected(3, "clients", *coming(2, 3, 2, 4, 4)) == "xxxx"
 
 
 def test_the_wait_ends_by_timeout() -> None:
