@@ -18,7 +18,9 @@ log = logging.getLogger("netq.fl")
 
 _WAITING = 2**28  # bytes of answers that wait for the server, besides the first: these at most, and `memory` at most
 _MESSAGES = 10_000  # that wait for the server at most: each costs 1.5 kB here, besides its bytes
-_PAUSE = 1.0  # seconds until the next session, when the last one has ended and the federation has not
+# Seconds until the next session, when the last one has ended and the federation has not: twice as long after each short
+# session, and as at first after one that took longer than `_STEADY`.
+_PAUSE, _MAX_PAUSE, _STEADY = 1.0, 60.0, 60.0
 
 
 class Membership:
@@ -86,8 +88,11 @@ def take_part(
         with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
             serve(queue, membership)
 
+    pause = 0.0
     while True:
+        since = time.monotonic()
         attempt(session)
         if membership.over:
             return
-        time.sleep(_PAUSE)
+        pause = _PAUSE if time.monotonic() - since > _STEADY else min(2 * pause, _MAX_PAUSE) or _PAUSE
+        time.sleep(pause)

@@ -61,15 +61,20 @@ class _Watched:
     def _value(self, report: RoundReport) -> float | None:
         """Return the value of a round, None if it has none.
 
-        A name that fewer than half of the clients have does not count: one client could replace the metric of training
-        by one of its evaluation.
+        First what at least half of the round's clients have, then what half of those have that evaluate, or train: one
+        client could replace the metric of training by one of its evaluation.
         """
-        for means, clients in (
-            (report.evaluation, report.client_evaluation),
-            (report.metrics, report.client_metrics),
+        evaluation, training = (
+            (report.evaluation, report.client_evaluation.values()),
+            (report.metrics, report.client_metrics.values()),
+        )
+        for (means, clients), count in (
+            (evaluation, len(report.clients)),
+            (training, len(report.client_metrics)),
+            (evaluation, len(report.client_evaluation)),
         ):
-            values = [metrics[self.metric] for metrics in clients.values() if self.metric in metrics]
-            if self.metric in means and (self.metric.startswith(MEASURED) or 2 * len(values) >= len(clients)):
+            values = [metrics[self.metric] for metrics in clients if self.metric in metrics]
+            if self.metric in means and (self.metric.startswith(MEASURED) or 2 * len(values) >= count):
                 is_median = self._of == "median" or (self._of is None and len(values) >= _MEDIAN_OF)
                 return statistics.median(values) if values and is_median else means[self.metric]
         return None
@@ -117,10 +122,10 @@ class SaveBest(Callback):
         """Return the best value of a server before this one, None if there is none."""
         try:
             found: Any = json.loads(read_regular(self._record))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         match found:
-            case {"metric": self._watched.metric, "value": float(value)}:
+            case {"metric": self._watched.metric, "value": float(value)} if math.isfinite(value):
                 return value
             case _:
                 return None

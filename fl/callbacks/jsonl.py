@@ -191,7 +191,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     """Return the values of a line, `_BEGIN` for one before the first round, None for any other."""
     try:
         values = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     match values:
         case {"begin": dict()}:

@@ -31,6 +31,7 @@ class Sending(NamedTuple):
     left: int  # bytes that are still to come
     until: float  # when they must be here, by the caller's clock
     is_held: bool  # the server gives it no window
+    is_wrong: bool = False  # it sends more than it may
 
 
 class Admission:
@@ -118,17 +119,20 @@ class Admission:
     def slow(self, sending: Mapping[uuid.UUID, Sending], now: float) -> list[uuid.UUID]:
         """Return the clients that have sent too little since their last measurement: others wait for their room.
 
-        A client has to keep the rate with which it is done in time, and half of the usual rate. Call this regularly
-        while clients wait, and with an empty mapping when none does: a measurement begins with the first call.
+        A client has to keep the rate with which it is done in time, and half of the usual rate; one that sends more
+        than it may is slow at once. Call this regularly while clients wait, and with an empty mapping when none does:
+        a measurement begins with the first call.
 
         sending: the clients whose updates are on their way.
         """
         usual = statistics.median(self._rates) if self._rates else 0.0
         before, self._measured = self._measured, {}
         slow = []
-        for peer, (sent, left, until, is_held) in sending.items():
+        for peer, (sent, left, until, is_held, is_wrong) in sending.items():
             begin, since = before.get(peer, (sent, now))
-            if is_held or sent < begin:  # with a new session a client's bytes count from 0
+            if is_wrong:
+                slow.append(peer)
+            elif is_held or sent < begin:  # with a new session a client's bytes count from 0
                 begin, since = sent, now
             elif now - since >= min(self.patience, max(_SHORTEST, 2 * left / usual) if usual else math.inf):
                 if (sent - begin) / (now - since) < max(usual / 2, left / max(until - now, 1e-3)):

@@ -101,14 +101,14 @@ class ClientTasks:
         self._permitted: set[uuid.UUID] = set()  # those of them that have a permit
         self._arrived: set[uuid.UUID] = set()  # clients whose update has arrived and keeps its place until `free`
         self._held: set[uuid.UUID] = set()  # clients whose message was set aside: they wait for their admission
+        self._wrong: set[uuid.UUID] = set()  # those that had begun to send more than they may
         # Clients that have a task.
         self._asked: dict[uuid.UUID, _Asked] = {}  # until the answer is taken
         self._warned_stale: set[uuid.UUID] = set()  # clients already warned about since the last `ask`
         self._owed: dict[uuid.UUID, deque[_Owed]] = {}  # tasks without a reply, the oldest first
         self._seconds: dict[uuid.UUID, float] = {}  # how long the last reply of each client took
         self._begun: deque[uuid.UUID] = deque()  # clients whose session has begun since `new_sessions`
-        self._fresh: deque[uuid.UUID] = deque()  # those of which no message was handled since
-        self.renewed: set[uuid.UUID] = set()  # clients whose session has begun since the server cleared this
+        self.renewed: deque[uuid.UUID] = deque()  # those whose session has begun since the server cleared this
         self.visitors: set[uuid.UUID] = set()  # clients that only look: they get no task
         self._leaving: set[uuid.UUID] = set()  # clients that have said in this session that they leave
         self._next_check = 0.0  # by time.monotonic()
@@ -116,7 +116,9 @@ class ClientTasks:
         options = replace(
             options, serialization=serialization(bounds.text, bounds.buffers), events=self._events(options.events)
         )
-        self._dispatcher: TaskDispatcher[Key] = TaskDispatcher(options, protocol, grace, self._receive)
+        self._dispatcher: TaskDispatcher[Key] = TaskDispatcher(
+            options, protocol, grace, self._receive, self._session_over
+        )
         self.queue = self._dispatcher.queue
         self.sessions_changed = self._dispatcher.sessions_changed
 
@@ -138,9 +140,9 @@ class ClientTasks:
                 del by_peer[peer]
         self._permitted &= known.keys()
         self._held &= known.keys()
+        self._wrong &= known.keys()
         self.visitors &= known.keys()
         self._leaving &= known.keys()
-        self.renewed &= known.keys()
         return {self._begun.popleft() for _ in range(len(self._begun))}
 
     def seconds(self, peer: uuid.UUID) -> float:
@@ -274,7 +276,12 @@ class ClientTasks:
         self._admission.keep(known)
         sending = {peer: each for peer, figures in known.items() if (each := self._sending(peer, figures)) is not None}
         for peer in self._admission.slow(sending, now):
-            self._let_others_pass(peer, known[peer])
+            if peer in self._wrong:
+                self._dispatcher.charge(peer, math.inf, "it sends more than it may, and others wait")
+            else:
+                self._let_others_pass(peer, known[peer])
+            if sending[peer].is_wrong:
+                self._wrong.add(peer)
         self._admit()
         self._next_check = now + max(_CHECK, _SELDOM * (time.monotonic() - now))
 
@@ -287,7 +294,9 @@ class ClientTasks:
             return None
         asked = self._asked.get(peer)
         until = 0.0 if asked is None else asked.until
-        return Sending(figures.bytes_in + figures.arriving, size - figures.arriving, until, figures.waits)
+        allowed = max((each.allowed for each in self._owed.get(peer, ())), default=0)
+        is_wrong = figures.expected > allowed + self._bounds.text
+        return Sending(figures.bytes_in + figures.arriving, size - figures.arriving, until, figures.waits, is_wrong)
 
     def _let_others_pass(self, peer: uuid.UUID, figures: netq.Statistics) -> None:
         """Take the place of a slow client, and hold back what it sends, until it is admitted again."""
@@ -306,8 +315,6 @@ class ClientTasks:
 
     def _receive(self, peer: uuid.UUID, message: Message) -> bool:
         """Handle a message. Return whether a task or a session calls for it. The dispatcher calls this from `take`."""
-        while self._fresh:
-            self._begin_session(self._fresh.popleft())
         match message:
             case Offer():
                 return self._receive_offer(peer, message)
@@ -321,11 +328,18 @@ class ClientTasks:
                 self._refuse(peer, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
                 return False
 
-    def _begin_session(self, peer: uuid.UUID) -> None:
+    def _session_over(self, peer: uuid.UUID) -> None:
+        """Forget what a client has said in its session. The dispatcher calls this behind the session's last message."""
+        self.visitors.discard(peer)
         self._leaving.discard(peer)
-        self._held.discard(peer)
         self._offers.pop(peer, None)
         self._permitted.discard(peer)
+        if peer in self._held | self._wrong:  # in the next session it may hold up the others again
+            self._held.discard(peer)
+            self._wrong.discard(peer)
+            self._dispatcher.charge(peer, math.inf, "it was to go on after others, and has begun anew")
+        else:
+            self._dispatcher.charge(peer, 0.0, "it begins one session after the other")
 
     def _receive_leave(self, peer: uuid.UUID, leave: Leave) -> bool:
         if peer in self._leaving:  # it says so once a session
@@ -455,9 +469,7 @@ class ClientTasks:
 
         def ini(peer: uuid.UUID) -> None:
             self._begun.append(peer)
-            self._fresh.append(peer)
-            self.renewed.add(peer)
-            self.visitors.discard(peer)
+            self.renewed.append(peer)
             if user.ini is not None:
                 user.ini(peer)
 

@@ -45,6 +45,7 @@ log = logging.getLogger("netq.fl")
 
 Key = TypeVar("Key", bound=Hashable)
 
+_END = Stream([b""])  # stands behind the last message of each session
 _TICK = 0.1  # seconds; how long one read waits, and so how soon a peer that has left is noticed
 _ANNOUNCEMENTS = 1  # a lane: tasks have lane 0
 _REPEATS = 3  # how often a peer that was started again gets a task again
@@ -69,6 +70,7 @@ class TaskDispatcher(Generic[Key]):
     grace:   seconds without a connection after which a peer is lost.
     receive: called with each message, by the thread that reads it. Calls `answer` if the message answers a task.
              Returns whether a task or a session calls for such a message. Raises Unreadable for one that is not valid.
+    over:    called by the same thread when a peer's session is over, behind the last message of the session.
     noun:    what a task is called in the reasons of failures.
     limit:   what its time limit is called there.
     """
@@ -79,6 +81,7 @@ class TaskDispatcher(Generic[Key]):
         protocol: netq.Protocol,
         grace: float,
         receive: Callable[[uuid.UUID, Any], bool],
+        over: Callable[[uuid.UUID], object] = lambda peer: None,
         *,
         noun: str = "task",
         limit: str = "deadline",
@@ -86,6 +89,7 @@ class TaskDispatcher(Generic[Key]):
         # From the caller: fixed from the start.
         self._grace = grace
         self._receive = receive
+        self._over = over
         self._noun = noun
         self._limit = limit
         # Tasks and their answers. Any thread may ask; one of those that wait reads for all.
@@ -271,6 +275,9 @@ class TaskDispatcher(Generic[Key]):
             if error.peer is not None:
                 self._fail_unreadable(error.peer, error)
             return True
+        if message is _END:
+            self._over(peer)
+            return True
         begin = time.thread_time()
         try:
             is_wanted = self._receive(peer, message)
@@ -279,16 +286,16 @@ class TaskDispatcher(Generic[Key]):
         else:
             if not is_wanted:
                 seconds = self._load_time + time.thread_time() - begin
-                self._charge(peer, seconds, "it sends messages that were not asked for")
+                self.charge(peer, seconds, "it sends messages that were not asked for")
         return True
 
     def _fail_unreadable(self, peer: uuid.UUID, error: netq.Unreadable) -> None:
         reason = f"its message cannot be read: {error}"
         self.answer_all(peer, ClientFailure(FailureKind.UNREADABLE, reason))
-        self._charge(peer, self._load_time, reason, readable=False)
+        self.charge(peer, self._load_time, reason, readable=False)
 
-    def _charge(self, peer: uuid.UUID, seconds: float, reason: str, *, readable: bool = True) -> None:
-        """Count an unwanted message, and cut its peer off if there were too many."""
+    def charge(self, peer: uuid.UUID, seconds: float, reason: str, *, readable: bool = True) -> None:
+        """Count the server's time that a peer has cost for nothing, and cut the peer off if it is too much."""
         pause = self._allowance.spend(peer, seconds, time.monotonic(), readable=readable)
         if pause:
             self.answer_all(peer, ClientFailure(FailureKind.UNREADABLE, f"cut off for {pause:g} s: {reason}"))
@@ -299,6 +306,8 @@ class TaskDispatcher(Generic[Key]):
         """Return options that note what each message costs. Waiting for the interpreter does not count."""
 
         def load(stream: Stream) -> Any:
+            if stream is _END:
+                return _END
             size, begin = stream.nbytes, time.thread_time()
             try:
                 return serialization.load(stream)
@@ -410,4 +419,4 @@ class TaskDispatcher(Generic[Key]):
             if user.fin is not None:
                 user.fin(peer)
 
-        return netq.EventOptions(ini, fin)
+        return netq.EventOptions(ini, fin, _END)

@@ -428,8 +428,9 @@ class Server:
     def _traffic(self, before: Mapping[uuid.UUID, netq.Statistics]) -> tuple[int, int]:
         """Return the message bytes received and sent since `before`."""
         received = sent = 0
+        renewed = set(self._tasks.renewed.copy())
         for peer, now in self.statistics().items():
-            same = peer in before and peer not in self._tasks.renewed  # counters begin at 0 with each session
+            same = peer in before and peer not in renewed  # counters begin at 0 with each session
             received += now.bytes_in - (before[peer].bytes_in if same else 0)
             sent += now.bytes_out - (before[peer].bytes_out if same else 0)
         return received, sent

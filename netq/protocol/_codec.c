@@ -196,23 +196,25 @@ static PyObject *outgoing_stop(PyObject *object, void *closure)
     return PyLong_FromUnsignedLongLong(self->start + self->size + OVERHEAD);
 }
 
+/* No Py_RETURN_NONE: the headers of Python 3.12 and 3.13 take None as immortal in it, and the module that they build is
+   also loaded by Python 3.11, which counts its references. */
 static PyObject *outgoing_withdraw(PyObject *object, PyObject *unused)
 {
     ((Outgoing *)object)->withdrawn = 1;
     replace(&((Outgoing *)object)->data, empty);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *outgoing_acked(PyObject *object, PyObject *unused)
 {
     replace(&((Outgoing *)object)->data, empty);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *outgoing_fail(PyObject *object, PyObject *error)
 {
     replace(&((Outgoing *)object)->data, empty);
-    Py_RETURN_TRUE;
+    return Py_NewRef(Py_True);
 }
 
 #define MEMBER(name, type, field) {name, type, offsetof(Outgoing, field), 0, NULL}

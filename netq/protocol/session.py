@@ -386,6 +386,15 @@ class Session:
         """Whether a message that has begun waits for the budget. In any thread."""
         return any(receiver.waits for receiver in list(self.receivers.values()))
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the peer can go on with none of the messages that it has begun: all wait for the budget.
+
+        In any thread.
+        """
+        receivers = list(self.receivers.values())
+        return any(each.waits for each in receivers) and all(each.waits for each in receivers if each.parts)
+
     def advance(self) -> None:
         """Let the peer complete a message beyond the budget, because a `get` waits for it: one at a time."""
         # A lane that has a share of the budget, and waits for no more, has a large message on its way or untaken: the

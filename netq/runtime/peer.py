@@ -406,7 +406,7 @@ class Peer:
             bytes_out=self.session.bytes_out,
             arriving=self.session.arriving + (0 if link is None else link.connection.arriving),
             expected=self.session.expected,
-            waits=self.session.waits,
+            waits=self.session.is_stopped,
             security=protection and protection.security,
             seal=sealing and sealing.security,
             round_trip=self.session.round_trip,

@@ -11,6 +11,7 @@ a finalizer on top of any other code here: they only append. All else runs in th
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import uuid
 from collections import Counter, deque
@@ -59,6 +60,7 @@ class Undelivered:
         self._loop = loop
         # Peer, and how many have failed, are not looked at, and were dropped while it closes.
         self._notes: deque[tuple[_Peer | str, int, int, int]] = deque()
+        self._lock = threading.RLock()  # when the loops are over, each thread that closes adds up
         self._count = 0
         self._unseen: Counter[_Peer | str] = Counter()
         self._lost: Counter[_Peer | str] = Counter()  # dropped while it closes
@@ -99,17 +101,10 @@ class Undelivered:
 
         kept: also those whose futures the user may still look at. Otherwise those that were dropped, and not told yet.
         """
-        for key, count in self._periods.items():
-            self._notes.append((key[0], 0, 0, count))
-            self._periods[key] = 0
-        self.fold()
-        found = Counter(self._unseen if kept else self._lost)
+        with self._lock:
+            found = self._take(kept=kept)
         others = found.pop(_OTHERS, 0)
         peers = [(server if peer is None else str(peer), count) for peer, count in found.most_common() if count > 0]
-        self._unseen.clear()
-        self._lost.clear()
-        self.closing = False
-        self.tells += kept
         total = sum(count for _, count in peers) + others
         rest = sum(count for _, count in peers[_SHOWN:]) + others
         named = [f"{count:,} to {peer}" for peer, count in peers[:_SHOWN]] + [f"{rest:,} to others"] * bool(rest)
@@ -119,15 +114,31 @@ class Undelivered:
 
     def fold(self) -> None:
         """Add up the notes."""
-        while self._notes:
-            peer, failed, unseen, lost = self._notes.popleft()
-            self._count += failed
-            for counts, change in ((self._unseen, unseen), (self._lost, lost)):
-                key = peer if peer in counts or len(counts) < _MOST_NAMED else _OTHERS
-                if change:
-                    counts[key] += change
-                if not counts[key]:
-                    del counts[key]
+        with self._lock:
+            while self._notes:
+                self._add(*self._notes.popleft())
+
+    def _add(self, peer: _Peer | str, failed: int, unseen: int, lost: int) -> None:
+        self._count += failed
+        for counts, change in ((self._unseen, unseen), (self._lost, lost)):
+            key = peer if peer in counts or len(counts) < _MOST_NAMED else _OTHERS
+            if change:
+                counts[key] += change
+            if not counts[key]:
+                del counts[key]
+
+    def _take(self, *, kept: bool) -> Counter[_Peer | str]:
+        """Return how many were lost of each peer, and count from 0."""
+        for key, count in self._periods.items():
+            self._notes.append((key[0], 0, 0, count))
+            self._periods[key] = 0
+        self.fold()
+        found = Counter(self._unseen if kept else self._lost)
+        self._unseen.clear()
+        self._lost.clear()
+        self.closing = False
+        self.tells += kept
+        return found
 
     def _report(self) -> None:
         self._reports = False

@@ -30,6 +30,7 @@ import fl
 import netq
 from fl.messages import MESSAGES, Describe, Leave, Offer, Permit, Reply, Task
 from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation
+from netq.protocol.sender import Sender
 from netq.utils.stream import Stream, layout
 from tests.attacks.stalls import LogLines, Memory
 
@@ -214,6 +215,27 @@ def offer_only(self: Hostile) -> None:
         queue.put(Offer(task.job, max(self.size, task.unasked + 1)))
 
 
+def begun(self: Hostile, seconds: float, *, answers: bool) -> None:
+    """Begin messages that fill what the server has for all, a byte of each, and go on with none.
+
+    seconds: after which it has a new session.
+    """
+    sender: Any = Sender
+    ready, chunk = sender.ready.fget, sender.chunk
+    sender.ready = property(lambda self: not (self.lane and self.number < self.next) and ready(self))
+    sender.chunk = lambda self, most, grid=0: chunk(self, 1 if self.lane else most, 0)
+    while True:
+        with self.session() as queue, contextlib.suppress(netq.Closed):
+            for lane in range(1, 15):
+                queue.put(Stream([bytes(4 * self.size + 10**6)]), lane=lane)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                with contextlib.suppress(TimeoutError):
+                    if isinstance(task := self.next(queue, timeout=0.02), Task):
+                        queue.put(self.update(task) if answers else Reply(task.job, "no"))
+            queue.close(0.0)
+
+
 def drops_after_a_permit(self: Hostile, rate: float = 3000.0, *, sessions: int = 1) -> None:
     """Offer, and send the update at a rate as of drops. `sessions`: tasks in one."""
     upstream = self.netloc
@@ -322,6 +344,8 @@ WAYS: dict[str, Callable[[Hostile], None]] = {
     "the same, a new session each round": drops_after_a_permit,
     "sends by drops without an offer": drops_without_an_offer,
     "sends in 0.9 of the deadline": as_slow_as_allowed,
+    "begins messages, goes on with none": lambda self: begun(self, LIMIT, answers=True),
+    "the same, fails, and begins anew": lambda self: begun(self, DEADLINE, answers=False),
     "4 MB of [[],[], …]": lambda self: self.flood(lambda: raw(b"[%s]" % b",".join([b"[]"] * 1_390_000))),
     "3.5 MB of {}": lambda self: self.flood(lambda: raw(b"{%s}" % b",".join(b'"%d":{}' % n for n in range(350_000)))),
     "60,000 tensors without elements": tensors_without_elements,

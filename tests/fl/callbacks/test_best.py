@@ -6,6 +6,7 @@ import json
 import math
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,23 @@ def test_one_liar_ends_no_federation(tmp_path: Path) -> None:
 def test_one_evaluation_does_not_replace_the_training_of_all(tmp_path: Path) -> None:
     fl.SaveBest(tmp_path / "best.npz", "accuracy").round_ends(of_clients(1, 0.5, 0.5, 0.5, accuracy=LIE), filled(1))
     assert json.loads((tmp_path / "best.json").read_text())["value"] == 0.5
+
+
+def test_the_only_evaluation_replaces_no_training() -> None:
+    trained = of_clients(1, 0.5, 0.5, 0.5, accuracy=LIE)
+    liar = uuid.UUID(int=0)
+    only = replace(trained, client_evaluation={liar: {"accuracy": LIE}})
+    watched = fl.EarlyStopping("accuracy")._watched
+    assert watched._value(only) == 0.5
+    no_accuracy = {peer: {"loss": 1.0} for peer in trained.client_metrics}
+    assert watched._value(replace(only, metrics={"loss": 1.0}, client_metrics=no_accuracy)) == LIE
+
+
+def test_a_record_without_a_finite_value_is_none(tmp_path: Path) -> None:
+    for text in ("[" * 100_000, '{"metric": "accuracy", "value": Infinity}'):
+        (tmp_path / "best.json").write_text(text)
+        fl.SaveBest(tmp_path / "best.npz", "accuracy").round_ends(of_clients(2, 0.5), filled(1))
+        assert json.loads((tmp_path / "best.json").read_text())["value"] == 0.5
 
 
 def test_what_the_server_measures_is_no_median(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_a_second_offer_goes_to_the_end_of_the_queue() -> None:
     assert list(uploads.admit(0.0)) == [B]
 
 
-def sending(sent: int, left: int, until: float = 100.0, *, is_held: bool = False) -> Sending:
-    return Sending(sent, left, until, is_held)
+def sending(sent: int, left: int, until: float = 100.0, *, is_held: bool = False, is_wrong: bool = False) -> Sending:
+    return Sending(sent, left, until, is_held, is_wrong)
 
 
 def test_a_client_has_to_be_done_in_time() -> None:
@@ -91,6 +91,10 @@ def test_a_client_without_a_window_is_not_slow() -> None:
         assert uploads.slow({A: sending(0, 900, is_held=True)}, now) == []
     assert uploads.slow({A: sending(0, 900)}, 99.0) == []
     assert uploads.slow({A: sending(0, 900)}, 109.0) == [A]
+
+
+def test_a_client_that_sends_more_than_it_may_is_slow_at_once() -> None:
+    assert admission(100).slow({A: sending(0, 900, is_held=True, is_wrong=True), B: sending(0, 900)}, 0.0) == [A]
 
 
 def test_rates_count_only_while_others_wait() -> None:

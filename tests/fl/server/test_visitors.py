@@ -130,6 +130,19 @@ def test_attempts_that_begin_with_a_visitor_do_not_end_the_federation() -> None:
         assert next(rounds).clients
 
 
+def test_question_of_an_earlier_session_is_none_of_the_next() -> None:
+    with Federation(min_clients=1) as federation:
+        options = netq.CommunicatorOptions(id=ID, netloc=federation.server.netloc, serialization=MESSAGES)
+        with netq.new(purpose="client", options=options) as queue:
+            queue.put(Describe("the server is busy")).result(SOON)
+        federation.join(ID, adds(1))
+        until = time.monotonic() + SOON
+        while ID not in federation.server.statistics():
+            assert time.monotonic() < until
+            threading.Event().wait(0.01)
+        assert federation.round(1).clients == (ID,)
+
+
 class Failing(fl.FedAvg):
     fails = True
 

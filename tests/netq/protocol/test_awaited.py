@@ -135,6 +135,20 @@ def test_message_that_has_begun_goes_on_when_a_get_begins_to_wait(budget: Budget
     assert other.may_end()
 
 
+def test_peer_is_stopped_if_all_that_it_has_begun_waits(budget: Budget) -> None:
+    remote = Remote(budget, 1)
+    assert not remote.session.is_stopped
+    remote.begin(0)
+    assert not remote.session.is_stopped, "this one has room"
+    remote.begin(1)
+    assert remote.session.waits
+    assert not remote.session.is_stopped, "the other one goes on"
+    remote.send(0, 0)
+    assert remote.session.is_stopped
+    remote.take()
+    assert not remote.session.is_stopped
+
+
 def test_message_that_begins_while_a_get_waits_goes_on(budget: Budget, full: Remote) -> None:
     one, other = Remote(budget, 2), Remote(budget, 3)
     one.wait()

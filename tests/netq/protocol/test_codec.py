@@ -40,6 +40,24 @@ def compiled() -> ModuleType:
     return importlib.import_module("netq.protocol._codec")
 
 
+@needs_compiled
+def test_methods_of_a_message_keep_the_count_of_what_they_return() -> None:
+    """A module built with the headers of a later Python may take None as immortal."""
+
+    def counts() -> tuple[int, int]:
+        return sys.getrefcount(None), sys.getrefcount(True)
+
+    message = codec.Outgoing(b"")
+    error = ValueError()
+    gc.collect()
+    before = counts()
+    for _ in range(1000):
+        message.acked()
+        message.withdraw()
+        message.fail(error)
+    assert all(abs(now - then) < 500 for now, then in zip(counts(), before, strict=True))
+
+
 @pytest.mark.skipif(bool(os.environ.get("NETQ_PURE")), reason="NETQ_PURE is set")
 def test_codec_is_compiled_where_a_compiler_exists() -> None:
     header = Path(sysconfig.get_path("include"), "Python.h")

@@ -104,6 +104,22 @@ def test_an_explicit_close_names_those_whose_futures_were_dropped() -> None:
     assert kept is not None
 
 
+def test_threads_that_close_count_each_failure_once() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(200):
+            undelivered = Undelivered(cast(Any, Clock()))
+            kept = [undelivered.failed(A, FULL, looked_at=False) for _ in range(100)]
+            with futures.ThreadPoolExecutor(3) as threads:
+                told = [threads.submit(undelivered.text, "", kept=True) for _ in range(3)]
+            assert undelivered.count == len(kept)
+            assert sorted(each.result() for each in told) == ["", "", f"100 messages were not delivered: 100 to {A}"]
+            undelivered.closing = True
+    finally:
+        sys.setswitchinterval(before)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_an_explicit_close_names_those_that_no_line_has_told_yet(log: LogRecorder, late: bool) -> None:
     clock = Clock()
