@@ -259,12 +259,16 @@ def test_agent_before_that_is_still_ending_is_waited_for(server: Server, device:
         ("raise OSError('the sensor does not answer')\n", "raises OSError: the sensor does not answer"),
         ("import os\nos.kill(os.getpid(), 9)\n", "the training process was killed (SIGKILL)"),
         ("raise MemoryError\n", "MemoryError"),
+        ("", "farm gives ModuleNotFoundError: No module named 'farm': correct the name, or set PYTHONPATH"),
     ],
 )
 def test_training_that_cannot_be_imported_yet_is_waited_for(
     server: Server, device: Device, module: str, said: str
 ) -> None:
-    (device.folder / "farm.py").write_text(module)
+    """Without a text the module is not there: it may lie on a disk that comes later."""
+    (device.folder / "farm.py").unlink()
+    if module:
+        (device.folder / "farm.py").write_text(module)
     with device.started(server):
         line = device.wait_for("not taking part: the process that trains does not start: ")
         assert said in line
