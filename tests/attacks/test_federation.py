@@ -38,9 +38,8 @@ def test_server_completes_its_rounds_under_attack() -> None:
             assert federation.w == [3] * 3
             report = federation.round(2)
         until = time.monotonic() + 6 * SOON
-        while (
-            C not in federation.server.clients
-        ):  # so that it hears of the end; nobody reads, so it is not cut off again
+        # So that it hears of the end. Nobody reads here, so it is not cut off again.
+        while C not in federation.server.clients:
             assert time.monotonic() < until
             threading.Event().wait(0.01)
     assert classes.state() == before

@@ -56,7 +56,7 @@ def test_a_round_ends_when_enough_have_answered() -> None:
         assert set(report.clients) == {A, B}
         assert report.failures == {C: fl.ClientFailure(fl.FailureKind.LATE, "enough others had answered")}
         assert federation.w == [3] * 3
-        slow.let_go(30)
+        slow.let_go(10)
 
 
 # Late updates
@@ -72,7 +72,7 @@ def test_a_late_update_is_stale_without_staleness() -> None:
         assert federation.round(3).failures[C].why is fl.FailureKind.LATE
         federation.server._collector.deadline = 3 * SOON
         federation.server._strategy.select = lambda number, clients: [A, B]  # type: ignore[method-assign]
-        slow.let_go(30)
+        slow.let_go(10)
         federation.server.wait(3, SOON)
         while C not in (failures := federation.round(3).failures):
             assert federation.w == [3] * 3
@@ -106,8 +106,8 @@ def test_a_late_update_is_discounted_by_staleness() -> None:
         weight = 1 / 3  # two rounds late
         expected = (2 + 4 + 4 + weight * 12) / (3 + weight)
         assert federation.w == pytest.approx([expected] * 3)
-        slow.let_go(30)
-        waiting.let_go(30)
+        slow.let_go(10)
+        waiting.let_go(10)
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_a_late_client_is_not_asked_again_before_it_answers() -> None:
             assert report.failures == {}
         assert report.staleness == {B: report.number - 1}
         assert slow.rounds[0] == 1
-        slow.let_go(30)
+        slow.let_go(10)
 
 
 # Asynchronous strategies
@@ -150,8 +150,8 @@ def test_fedasync_asks_a_client_again_when_it_has_answered() -> None:
         for _ in range(4):
             assert quick.begun.acquire(timeout=SOON)
         assert (quick.rounds, slow.rounds) == ([1, 2, 3, 4], [1])
-        quick.let_go(30)
-        slow.let_go(30)
+        quick.let_go(10)
+        slow.let_go(10)
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_failed_client_is_asked_again_with_the_next_model() -> None:
             report = federation.round(2)
             assert report.failures == {B: fl.ClientFailure(fl.FailureKind.FAILED, "ValueError: no data")}
             assert asked == list(range(1, number + 1))
-        good.let_go(30)
+        good.let_go(10)
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_an_asynchronous_round_without_an_update_does_not_count() -> None:
         slow.let_go()
         report = federation.round(1)
         assert (report.clients, report.staleness, federation.w) == ((A,), {}, [8] * 3), "the model is the same"
-        slow.let_go(30)
+        slow.let_go(10)
 
 
 # Clients that do not answer
@@ -249,7 +249,7 @@ def test_a_round_closes_early_without_clients_that_have_never_answered() -> None
             report = federation.round(2)
             assert report.clients == (A,)
             assert reasons(report) == {B: "enough others had answered"}
-        silent.let_go(30)
+        silent.let_go(10)
         while B not in federation.round(2).clients:
             assert federation.server.number < 1000
 
@@ -610,7 +610,7 @@ def test_fedbuff_gets_differences_from_the_model_each_client_had() -> None:
         while B not in (report := federation.round(2)).clients:
             pass
         assert report.staleness == {B: report.number - 1}
-        slow.let_go(30)
+        slow.let_go(10)
 
 
 def test_client_that_is_asked_again_with_the_same_model_is_told_how_many_updates_count() -> None:
@@ -685,8 +685,8 @@ def test_a_round_without_idle_clients_waits_for_late_ones() -> None:
         assert set(report.clients) == {A, B}
         assert report.staleness == {}, "the round before did not count, so the model is the same"
         assert (first.rounds, second.rounds) == ([1], [1])
-        first.let_go(30)
-        second.let_go(30)
+        first.let_go(10)
+        second.let_go(10)
 
 
 @pytest.mark.slow
@@ -730,7 +730,7 @@ def test_an_interrupted_round_leaves_no_client_busy() -> None:
         report = federation.round(2)
         assert (set(report.clients), report.staleness) == ({A, B}, {})
         assert federation.w == [3] * 3
-        slow.let_go(30)
+        slow.let_go(10)
 
 
 def test_an_interrupted_evaluation_leaves_no_client_busy() -> None:
@@ -858,7 +858,7 @@ def test_another_client_replaces_a_late_one() -> None:
         for _ in range(3):
             report = federation.round(2)
             assert (report.clients, dict(report.failures)) == ((B,), {})
-        hung.let_go(30)
+        hung.let_go(10)
 
 
 @pytest.mark.slow
