@@ -276,7 +276,7 @@ class ClientTasks:
         self._admission.keep(known)
         sending = {peer: each for peer, figures in known.items() if (each := self._sending(peer, figures)) is not None}
         for peer in self._admission.slow(sending, now):
-            if peer in self._wrong:
+            if sending[peer].is_wrong and peer in self._wrong:
                 self._dispatcher.charge(peer, math.inf, "it sends more than it may, and others wait")
             else:
                 self._let_others_pass(peer, known[peer])
@@ -453,7 +453,8 @@ class ClientTasks:
         if peer not in self._warned_stale:  # one line and one failure, however many such replies come
             self._warned_stale.add(peer)
             text = "%s: its answer to round %d (%s) is not waited for (any more)%s"
-            log.warning(text, peer, job.round, job.purpose, f": {content}" if isinstance(content, str) else "")
+            own = f": {ClientFailure(FailureKind.FAILED, content)}" if isinstance(content, str) else ""
+            log.warning(text, peer, job.round, job.purpose, own)
             if not is_other_run:
                 reason = f"it answered round {job.round} ({job.purpose}), which is not waited for any more"
                 self._dispatcher.add_answer(Key(peer, job), ClientFailure(FailureKind.STALE, reason))
