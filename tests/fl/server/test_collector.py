@@ -912,8 +912,9 @@ def test_as_many_clients_work_as_the_strategy_selects() -> None:
 
 def test_a_flood_of_stale_replies_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     def flood(task: Task) -> list[Any]:
-        old = Reply(fl.messages.Job(task.job.run - 1, 9, "train"), Update(filled(9), 1))
-        return [*[old] * 20, reply(task, Update(filled(4), 1))]
+        old = fl.messages.Job(task.job.run - 1, 9, "train")
+        floods = [Reply(old, "\x1b[2Jno\ndisk")] * 10 + [Reply(old, Update(filled(9), 1))] * 10
+        return [*floods, reply(task, Update(filled(4), 1))]
 
     with Federation() as federation:
         federation.join(A, gives(2))
@@ -921,6 +922,8 @@ def test_a_flood_of_stale_replies_logs_one_line(caplog: pytest.LogCaptureFixture
         assert set(federation.round(2).clients) == {A, B}
         assert federation.w == [3] * 3
     assert caplog.text.count("is not waited for (any more)") == 1
+    assert "\x1b" not in caplog.text
+    assert "no\\ndisk" in caplog.text
 
 
 @pytest.mark.parametrize("limit", [1e9, True, "1200"])
