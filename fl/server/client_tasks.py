@@ -453,8 +453,7 @@ class ClientTasks:
         if peer not in self._warned_stale:  # one line and one failure, however many such replies come
             self._warned_stale.add(peer)
             text = "%s: its answer to round %d (%s) is not waited for (any more)%s"
-            own = f": {ClientFailure(FailureKind.FAILED, content)}" if isinstance(content, str) else ""
-            log.warning(text, peer, job.round, job.purpose, own)
+            log.warning(text, peer, job.round, job.purpose, f": {content}" if isinstance(content, str) else "")
             if not is_other_run:
                 reason = f"it answered round {job.round} ({job.purpose}), which is not waited for any more"
                 self._dispatcher.add_answer(Key(peer, job), ClientFailure(FailureKind.STALE, reason))
