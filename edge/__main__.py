@@ -21,7 +21,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -29,7 +30,7 @@ from typing import NoReturn
 from edge.agent import Agent
 from edge.config import SECRETS, Config, from_environment, from_flags, open_file
 from edge.group import Group
-from edge.patience import Patience
+from edge.patience import FileChanged, Patience, Watched
 from edge.supervisor import Supervisor
 from edge.work import Work, federation
 from netq.cli.terminal import Formatter, outlive_readers, sentence
@@ -159,16 +160,55 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 def _work(options: argparse.Namespace, owns_process: bool) -> int:
     """Run, or check. Raises InvalidOption, which names the file: `run` only if a person has to correct it."""
-    supervisor = Supervisor.from_environment()
-    is_check = options.command == "check"
-    config, work = _read(options) if is_check else Patience(supervisor).until(lambda: _read(options))
-    if is_check:
+    if options.command == "check":
+        config, work = _read(options)
         open_file(options.config, _overrides(options)).output("client", "state", folder=True)  # it can be written to
-    supervisor.has_copied(_copied_keys(options))
-    group = Group.of_this_process(config.training) if owns_process else Group()
+        with _file_is_named(options):
+            return _check(options, config, work, _group(config, owns_process))
+    supervisor = Supervisor.from_environment()
     try:
-        return _check(options, config, work, group) if is_check else _run(config, work, supervisor, group)
-    except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
+        return _run(options, supervisor, owns_process)
+    finally:
+        supervisor.stopping()
+
+
+def _group(config: Config, owns_process: bool) -> Group:
+    return Group.of_this_process(config.training) if owns_process else Group()
+
+
+def _run(options: argparse.Namespace, supervisor: Supervisor, owns_process: bool) -> int:
+    """Run the agent, and begin anew if its file has changed while it waits."""
+    watched = Watched(None if options.config is None else Path(options.config))
+    patience = Patience(supervisor, watched)
+    group: Group | None = None
+
+    def begin() -> Agent:
+        nonlocal group
+        watched.seen()
+        config, work = _read(options)
+        if group is None:  # only once: a process divides its cgroup, and gets its copies of keys at its start
+            group = _group(config, owns_process)
+            supervisor.has_copied(_copied_keys(options))
+        group.limit(config.training)
+        return Agent(config, work, supervisor, group, patience)
+
+    while True:
+        try:
+            agent = patience.until(begin)
+            with _file_is_named(options):
+                agent.run()
+        except FileChanged:
+            continue
+        log.info("the federation is over")
+        return 0
+
+
+@contextmanager
+def _file_is_named(options: argparse.Namespace) -> Iterator[None]:
+    """Let errors of the transport, such as a file that is no certificate, name the device's file."""
+    try:
+        yield
+    except (InvalidOption, SecurityError) as error:
         text = in_file_terms(error)
         file = open_file(options.config, _overrides(options))
         raise (InvalidOption(text) if text.startswith("--") else file.wrong(text)) from error
@@ -220,20 +260,14 @@ def _load_flower(options: argparse.Namespace) -> tuple[Config, Work]:
     return config, work
 
 
-def _run(config: Config, work: Work, supervisor: Supervisor, group: Group) -> int:
-    Agent(config, work, supervisor, group).run()
-    log.info("the federation is over")
-    return 0
-
-
 def _check(options: argparse.Namespace, config: Config, work: Work, group: Group) -> int:
     from edge.check import CheckFailed, check  # numpy, which an agent does not need
 
     try:
-        check(config, work, group, train=not options.no_train)
+        is_whole = check(config, work, group, train=not options.no_train)
     except CheckFailed as error:
         return _fail(error, 1)
-    print("all is well")
+    print("all is well" if is_whole else "all is well so far; the model, and a training of it, were not tried")
     return 0
 
 

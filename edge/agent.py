@@ -23,7 +23,7 @@ from edge.config import Config
 from edge.fitness import Fitness, Gate
 from edge.group import Group
 from edge.machine import Machine
-from edge.patience import Patience
+from edge.patience import Patience, Watched
 from edge.record import Damaged, Record
 from edge.spool import Spool
 from edge.supervisor import Supervisor
@@ -47,7 +47,11 @@ def run(config: Config) -> None:
     supervisor that the environment names (systemd's $NOTIFY_SOCKET) what it does. Raises InvalidOption for what a
     person has to correct, as a function that is not in its module.
     """
-    Agent(config, federation(config), Supervisor.from_environment(), Group()).run()
+    supervisor = Supervisor.from_environment()
+    try:
+        Agent(config, federation(config), supervisor, Group(), Patience(supervisor, Watched())).run()
+    finally:
+        supervisor.stopping()
 
 
 class _Unfit(Exception):
@@ -57,12 +61,12 @@ class _Unfit(Exception):
 class Agent:
     """One device."""
 
-    def __init__(self, config: Config, work: Work, supervisor: Supervisor, group: Group) -> None:
+    def __init__(self, config: Config, work: Work, supervisor: Supervisor, group: Group, patience: Patience) -> None:
         self._config = config
         self._work = work
         self._supervisor = supervisor
         self._group = group
-        self._patience = Patience(supervisor)
+        self._patience = patience
         self._child = child_of(config, work, supervisor, group)
         self._gate = Gate(config.fit)
         self._machine = Machine()
@@ -70,7 +74,7 @@ class Agent:
         self._traffic = Traffic()
 
     def run(self) -> None:
-        """Do as `run` of this module."""
+        """Do as `run` of this module. Raises FileChanged, too."""
         config, until = self._config, self._patience.until
         options = replace(config.options(), serialization=self._work.messages)
         noun = self._work.noun
@@ -79,12 +83,14 @@ class Agent:
             with until(lambda: Spool(config.state)) as self._spool:
                 self._supervisor.ready()  # before an import that may take longer than a start may (TimeoutStartSec)
                 until(self._child.check)
+                self._patience.passed()
                 if config.training.memory is not None and not self._group.is_whole:
                     log.warning("%s", self._group.says())
                 log.info("device %s, server %s:%d", config.id, *config.netloc)
-                take_part(options, config.protocol, noun, self._serve, self._wait_until_fit, until)
+                take_part(
+                    options, config.protocol, noun, self._serve, self._wait_until_fit, until, self._patience.pause
+                )
         finally:
-            self._supervisor.stopping()
             self._child.kill()
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
@@ -153,7 +159,7 @@ class Agent:
             try:
                 answer = self._child.do(Order(task.key, self._link.rate), task.stream, file, self._spool.state)
             except ChildFailed as error:
-                log.error("%s: no reply: %s", task.title, error)
+                log.error("%s: no update: %s; the server is told, and gives the next task", task.title, error)
                 conversation.reply(task, str(error))
             else:
                 self._reply(conversation, task, answer)
@@ -166,7 +172,7 @@ class Agent:
                 if record.key != task.key:
                     raise Damaged(f"it is of the task {record.key!r}")
             except Damaged as error:  # by the training: another process that it has started may write, too
-                log.error("%s: no reply: the child's record is wrong: %s", task.title, str(error))
+                log.error("%s: no update: the child's record is wrong: %s", task.title, str(error))
                 conversation.reply(task, f"the training process has left a wrong record: {error}")
                 self._child.end()
                 return

@@ -59,8 +59,10 @@ class _Answer(NamedTuple):
     error: float
 
 
-def check(config: Config, work: Work, group: Group, *, train: bool = True) -> None:
+def check(config: Config, work: Work, group: Group, *, train: bool = True) -> bool:
     """Print what the agent of `config` would find. Raises InvalidOption, ChildFailed, CheckFailed.
+
+    Returns whether all was tried: False if a federation has not described its model.
 
     group: of the training's processes.
     train: whether to do a task.
@@ -80,6 +82,7 @@ def check(config: Config, work: Work, group: Group, *, train: bool = True) -> No
             model = {name: _zeros(*tensor) for name, tensor in answer.description.tensors.items()}
             sent = _train(child, answer.description, model) if train else 0
             _check_traffic(config, received + sent)
+        return answer is not None or config.train is None
     finally:
         child.kill()
 
@@ -134,7 +137,10 @@ def _look_at_server(config: Config, *, is_federation: bool) -> _Answer | None:
     found = reach(config.protocol, options, TIMEOUT, ask)
     host, port = config.netloc
     if isinstance(found, str):
-        raise CheckFailed(f"the file is right, but {host}:{port} {in_file_terms(found)}")
+        hint = (
+            "; if the agent of this device runs, stop it first: they have one certificate" if "in use" in found else ""
+        )
+        raise CheckFailed(f"the file is right, but {host}:{port} {in_file_terms(found)}{hint}")
     _show("server", f"{host}:{port} answers in {found.seconds * 1000:.1f} ms")
     _show("link", f"{config.protocol.value}, {_layers(found)}")
     if is_federation and not answers:

@@ -6,6 +6,7 @@ which goes back to the system, and cannot stop or end the agent.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -158,6 +159,8 @@ class Child:
             pass
         except OSError as error:
             self.kill()
+            if error.errno != errno.EMSGSIZE:  # the system gives no memory now
+                raise
             raise InvalidOption(
                 f"[settings]: they are too large for the process that trains ({error.strerror})"
             ) from error

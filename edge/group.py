@@ -63,6 +63,11 @@ class Group:
         """Whether training.memory holds for all processes together."""
         return self._cgroup is not None and not self._cgroup.lack
 
+    def limit(self, limits: Limits) -> None:
+        """Set other limits, before the next child. Raises OSError."""
+        if self._cgroup is not None:
+            self._cgroup.limit(limits)
+
     def add(self, pid: int) -> None:
         """Take in the child, which has started no process yet. Raises OSError."""
         if self._cgroup is not None:
@@ -133,6 +138,10 @@ class Cgroup:
         lack = "" if "memory" in has else f"{folder}: has no controller memory; boot with cgroup_enable=memory"
         return cls(training, lack)
 
+    def limit(self, limits: Limits) -> None:
+        """Set the limits. Raises OSError."""
+        _limit(self.folder, limits, text_of(self.folder.parent / "pids.max"))
+
     def add(self, pid: int) -> None:
         """Take in a process. Raises OSError."""
         write(self.folder / "cgroup.procs", str(pid))
@@ -149,11 +158,15 @@ class Cgroup:
 
 def _limit(folder: Path, limits: Limits, pids: str) -> None:
     """Set the limits of the training's cgroup. `pids`: the limit of the agent and the training together."""
-    if limits.memory is not None and (folder / "memory.max").exists():
-        write(folder / "memory.max", str(limits.memory * MB))
-        write(folder / "memory.oom.group", "1")  # a training without some of its processes may wait for ever
-        if (folder / "memory.swap.max").exists():  # not if the kernel does not account for swap
-            write(folder / "memory.swap.max", "0")
+    is_free = limits.memory is None
+    values = {
+        "memory.max": "max" if limits.memory is None else str(limits.memory * MB),
+        "memory.oom.group": "0" if is_free else "1",  # a training without some of its processes may wait for ever
+        "memory.swap.max": "max" if is_free else "0",  # is not there if the kernel does not account for swap
+    }
+    for name, value in values.items():
+        if (folder / name).exists():
+            write(folder / name, value)
     if pids.isdigit() and (folder / "pids.max").exists():
         write(folder / "pids.max", str(max(1, int(pids) - _AGENT_PIDS)))
 

@@ -10,6 +10,7 @@ Limits itself before it imports anything of the user's. It ends with its parent,
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ctypes
 import importlib
@@ -36,6 +37,7 @@ log = logging.getLogger("edge")
 CHANNEL = 3  # the descriptor of the channel
 LONGEST = 64 * 1024  # bytes of a message, and characters of a reason
 _MOST = 1 << 20  # bytes of a message that is received; a plan has the settings of the device
+_DESCRIPTORS = 3  # that come with a message, at most
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -98,7 +100,8 @@ def main(parent: int) -> None:
     _end_with_parent(parent)
     os.set_inheritable(CHANNEL, False)
     with socket.socket(fileno=CHANNEL) as channel, contextlib.suppress(EOFError, ConnectionError):
-        plan: Plan = receive(channel)[0]
+        buffer = bytearray(_MOST)  # now: under the limits there may be no room for it
+        plan: Plan = receive(channel, buffer)[0]
         _log_to_stderr(plan.level)
         plan.limits.apply()
         try:
@@ -116,16 +119,23 @@ def main(parent: int) -> None:
         send(channel, Ready())
         process = os.getpid()
         while True:
-            order, fds = receive(channel)
+            order, fds = receive(channel, buffer)
             _obey(channel, tasks, order, fds, process)
 
 
-def receive(channel: socket.socket) -> tuple[Any, list[int]]:
-    """Return the next message, and its descriptors. Raises EOFError at the end."""
-    data, fds, _, _ = socket.recv_fds(channel, _MOST, 3)
-    if not data:
+def receive(channel: socket.socket, buffer: bytearray | None = None) -> tuple[Any, list[int]]:
+    """Return the next message, and its descriptors. Raises EOFError at the end.
+
+    buffer: for the message; its size bounds it.
+    """
+    buffer = bytearray(_MOST) if buffer is None else buffer
+    fds = array.array("i")
+    size, ancillary, _, _ = channel.recvmsg_into([buffer], socket.CMSG_SPACE(_DESCRIPTORS * fds.itemsize))
+    for _, _, data in ancillary:
+        fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    if not size:
         raise EOFError
-    return pickle.loads(data), fds
+    return pickle.loads(memoryview(buffer)[:size]), list(fds)
 
 
 def send(channel: socket.socket, message: Any, *fds: int) -> None:

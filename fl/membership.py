@@ -70,6 +70,7 @@ def take_part(
     serve: Callable[[netq.Communicator, Membership], None],
     begin: Callable[[], None] = lambda: None,
     attempt: Callable[[Callable[[], None]], object] = lambda session: session(),
+    sleep: Callable[[float], object] = time.sleep,
 ) -> None:
     """Connect to the server, and call `serve`; again, until the client's federation is over.
 
@@ -77,6 +78,7 @@ def take_part(
     begin: called before each session; may wait.
     attempt: calls each session. It may call it again after an error: each has a new communicator, which reads the files
              of its options again.
+    sleep:   as time.sleep: pauses between two sessions.
     """
     membership = Membership(noun, options.events.ini)
     connection = options.connection.with_queue_bytes(min(_WAITING, options.connection.memory))
@@ -95,4 +97,4 @@ def take_part(
         if membership.over:
             return
         pause = _PAUSE if time.monotonic() - since > _STEADY else min(2 * pause, _MAX_PAUSE) or _PAUSE
-        time.sleep(pause)
+        sleep(pause)

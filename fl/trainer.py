@@ -96,7 +96,8 @@ class Trainer:
         except Exception as error:  # of the user's function: the server gets it as the reply
             known = isinstance(error, InvalidUpdate)  # its text says all; no traceback is needed
             why = describe(error)
-            log.error("round %d: %s failed: %s", number, purpose, why, exc_info=not known)
+            text = "round %d: %s failed: %s; the server is told, and gives this client its next task"
+            log.error(text, number, purpose, why, exc_info=not known)
             return why
         return content
 
@@ -122,11 +123,11 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _warn_if_unlike(number: int, model: Model, like: Mapping[str, Spec]) -> None:
-    """Warn of an update that is not like the model. It is sent all the same: some strategies accept such updates."""
+    """Warn of an update that is not finite, or not like the model. It is sent all the same: some strategies take it."""
     try:
         check_specs(model, like)
     except InvalidUpdate as error:
-        log.warning("round %d: the update is not like the model, and most strategies refuse it: %s", number, str(error))
+        log.warning("round %d: most strategies refuse this update: %s", number, str(error))
 
 
 class _Packing:

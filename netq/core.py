@@ -170,13 +170,13 @@ class Communicator:
         """
         self._endpoint.expel(peer, reason, pause)
         if pause:  # now: its end is noted in a moment, and drops those that come until then
-            self.inbox.discard(peer)
+            self.inbox.discard(peer, self._endpoint.options.events.end)
 
     def set_aside(self, peer: uuid.UUID, reason: str) -> None:
         """Let messages of others pass the one that is arriving from a client: for fl/server/client_tasks.py.
 
-        The client loses its link, gets the reason, and comes back. Until `let_go_on` its messages beyond `window` wait.
-        What has arrived of them is kept, unless others need the room. Harmless without such a message.
+        The client loses its link, gets the reason, and comes back. Until `let_go_on` its messages beyond `window` wait,
+        also those that it has not begun. What has arrived of them is kept, unless others need the room.
         """
         if (found := self._endpoint.peers.get(peer)) is not None:
             found.loop.call(found.set_aside, reason)

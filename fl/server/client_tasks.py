@@ -99,6 +99,7 @@ class ClientTasks:
         self._admission = Admission(bounds.room)
         self._offers: dict[uuid.UUID, Offer] = {}  # of this session, to the present task
         self._permitted: set[uuid.UUID] = set()  # those of them that have a permit
+        self._offered_again: set[uuid.UUID] = set()  # those that have offered their update a second time
         self._arrived: set[uuid.UUID] = set()  # clients whose update has arrived and keeps its place until `free`
         self._held: set[uuid.UUID] = set()  # clients whose message was set aside: they wait for their admission
         self._wrong: set[uuid.UUID] = set()  # those that had begun to send more than they may
@@ -139,6 +140,7 @@ class ClientTasks:
             for peer in by_peer.keys() - known.keys():
                 del by_peer[peer]
         self._permitted &= known.keys()
+        self._offered_again &= known.keys()
         self._held &= known.keys()
         self._wrong &= known.keys()
         self.visitors &= known.keys()
@@ -195,8 +197,7 @@ class ClientTasks:
         asked = self._asked.pop(peer, None)
         if asked is not None:
             self._dispatcher.forget([Key(peer, asked.job)])
-        self._offers.pop(peer, None)
-        self._permitted.discard(peer)
+        self._forget_offer(peer)
         if peer not in self._held:
             self._admission.withdraw(peer)
         self.free(peer)
@@ -332,14 +333,18 @@ class ClientTasks:
         """Forget what a client has said in its session. The dispatcher calls this behind the session's last message."""
         self.visitors.discard(peer)
         self._leaving.discard(peer)
-        self._offers.pop(peer, None)
-        self._permitted.discard(peer)
+        self._forget_offer(peer)
         if peer in self._held | self._wrong:  # in the next session it may hold up the others again
             self._held.discard(peer)
             self._wrong.discard(peer)
             self._dispatcher.charge(peer, math.inf, "it was to go on after others, and has begun anew")
         else:
             self._dispatcher.charge(peer, 0.0, "it begins one session after the other")
+
+    def _forget_offer(self, peer: uuid.UUID) -> None:
+        self._offers.pop(peer, None)
+        self._permitted.discard(peer)
+        self._offered_again.discard(peer)
 
     def _receive_leave(self, peer: uuid.UUID, leave: Leave) -> bool:
         if peer in self._leaving:  # it says so once a session
@@ -365,8 +370,12 @@ class ClientTasks:
         asked = self._asked.get(peer)
         if asked is None or asked.job != offer.job:
             return False  # it is late
-        if peer in self._offers:  # one offer a session and task
-            return False
+        if peer in self._offers:  # one offer a session and task: a second one only to a permit that has come too early
+            if peer not in self._permitted or peer in self._offered_again | self._arrived:
+                return False
+            # The first offer was to an attempt before this one, and the client has dropped the permit with that task.
+            self._offered_again.add(peer)
+            self._permitted.discard(peer)
         self._offers[peer] = offer
         if offer.size > self._bounds.update:
             limit = self._bounds.update

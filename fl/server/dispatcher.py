@@ -96,7 +96,7 @@ class TaskDispatcher(Generic[Key]):
         self._changed = threading.Condition()  # guards all that follows
         self._tasks: dict[Key, _Task] = {}
         self._answers: dict[Key, Any] = {}  # not taken yet
-        self._reading = False  # a thread reads
+        self._reader: int | None = None  # the thread that reads
         self._number = 0  # of the last `ask`
         self._data: Any = None  # of the last `ask`, while a task of it is open
         self._open = 0  # tasks of the last `ask`
@@ -181,17 +181,17 @@ class TaskDispatcher(Generic[Key]):
                 if is_over or not any(wanted(key) for key in self._tasks):
                     return None
                 left = until - time.monotonic()
-                if self._reading:
+                if self._is_read_elsewhere():
                     if left <= 0:
                         return None
                     self._changed.wait(min(left, _CHECK))
                     continue
-                self._reading = True
+                self._reader = threading.get_ident()
             try:
                 something_came = self._read(max(0.0, min(left, _TICK)))
             finally:
                 with self._changed:
-                    self._reading = False
+                    self._reader = None
                     self._changed.notify_all()
             # A message that is here at the time `until` still counts. But a peer that sends without end must not keep
             # us here, so reading stops one tick later.
@@ -200,16 +200,16 @@ class TaskDispatcher(Generic[Key]):
     def read(self) -> None:
         """Read the messages that are here, for one tick at most, unless a thread waits in `take`. Raises Closed."""
         with self._changed:
-            if self._reading:
+            if self._is_read_elsewhere():
                 return
-            self._reading = True
+            self._reader = threading.get_ident()
         until = time.monotonic() + _TICK
         try:
             while self._read(0.0) and time.monotonic() < until:
                 pass
         finally:
             with self._changed:
-                self._reading = False
+                self._reader = None
                 self._changed.notify_all()
 
     def is_known(self, key: Key) -> bool:
@@ -251,6 +251,10 @@ class TaskDispatcher(Generic[Key]):
         self._closed = True  # else the peers, who leave because we close, would count as lost
 
     # For the thread that reads.
+
+    def _is_read_elsewhere(self) -> bool:
+        """Return whether another thread reads. That this one does is left from a call that Ctrl-C has interrupted."""
+        return self._reader not in (None, threading.get_ident())
 
     def _read(self, timeout: float) -> bool:
         """Read a message, and check all tasks if it is time. Return whether there is a message or a new answer."""

@@ -62,8 +62,8 @@ class Server:
     wait:         clients that must be connected for the first round of the federation to begin. None: min_clients.
     deadline:     seconds; a client that has not answered by then is late, and the round closes.
     close_early:  True: a round that has enough updates closes without clients that have never answered, and without
-                  those that take a second longer than three times their last answer. The same for evaluations. So no
-                  client delays each round by much; a new client counts from its second task on.
+                  those that take a second longer than three times their last answer. The same for evaluations. A new
+                  client counts from its second task on.
     suspend_after: tasks without a good answer, among a client's last eight times as many, after which it is suspended:
                   rounds do not wait for it until it has given some good answers.
     void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled.
@@ -305,7 +305,11 @@ class Server:
             )
         seconds = pause_after(self._voids, self._void_pause)
         log.info("round %d is run again in %g s (attempt %d)", report.number, seconds, self._voids + 1)
-        self._closed.wait(seconds)
+        until = time.monotonic() + seconds
+        while not self._closed.is_set() and (left := until - time.monotonic()) > 0:
+            self._tasks.sessions_changed.clear()
+            self._tasks.read()  # who asks what tasks are like, may do so just because rounds do not count
+            self._tasks.sessions_changed.wait(min(left, _CHECK))
 
     def _train(self, number: int, clients: Collection[uuid.UUID]) -> RoundState:
         """Make the next model of the clients' updates. Leave the model unchanged if there are too few good ones."""

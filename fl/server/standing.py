@@ -9,8 +9,8 @@ no miss older. So the next miss suspends a restored client again, for twice as m
 ago; and one that answers now and then delays few rounds, however it chooses them. An answer that comes after its round
 counts, if it took no longer than the deadline.
 
-A suspended client that answers gets a task in each round. One that does not gets the next task after 4 rounds, then
-after 8, 16, … 64; and in the first round of a new session.
+A suspended client that gives good answers gets a task in each round. One that does not gets the next one after 4
+rounds, then after 8, 16, … 64; and in the first round of a new session.
 
 Pure; owned by fl/server/collector.py, which has one for training and one for evaluation.
 """

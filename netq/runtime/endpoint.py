@@ -360,7 +360,8 @@ class Endpoint:
         if not self.is_server:
             self.home.call(self._retry, error)
         elif not peer.session.closing:
-            log.info("%s: lost (%s); its session waits for it", peer.id, error)
+            level = logging.INFO if peer.is_loss_news() else logging.DEBUG
+            log.log(level, "%s: lost (%s); its session waits for it", peer.id, error)
             if peer.unused:
                 self.home.call(self._bound_unused, peer)
 
@@ -607,7 +608,7 @@ class Endpoint:
         if peer.id is not None:
             self._session_over(peer.id)  # before a `get` raises Closed
             if peer.is_barred:
-                self.home.baton.defer(self._inbox.discard, peer.id)
+                self.home.baton.defer(self._inbox.discard, peer.id, self.options.events.end)
             self.home.baton.defer(self._inbox.finish, peer.id, error)
         if not (self.is_server or self.closing or peer.session.closing):
             self.only = self._new_peer(new_token())

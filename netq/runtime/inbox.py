@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from netq.errors import Closed
 from netq.io.baton import is_owned, let_go
 from netq.protocol.receiver import Item, Receiver
+from netq.utils.stream import Stream
 
 _WAIT = 0.05  # seconds for which a thread that puts waits for the lock: longer than a busy interpreter takes
 _REMEMBERED = 4096  # closed peers for which get(peer) still raises Closed; the oldest are forgotten
@@ -153,12 +154,19 @@ class Inbox:
                 self._closed_peers.popitem(last=False)
             self._fail_waiters(peer.int)
 
-    def discard(self, peer: uuid.UUID) -> None:
-        """Drop the messages of a peer that have come: the user has expelled it."""
+    def discard(self, peer: uuid.UUID, end: Stream | None) -> None:
+        """Drop the messages of a peer that have come: the user has expelled it. The ends of its sessions stay.
+
+        end: of EventOptions.
+        """
         with self.lock:
             self._serve(self._sort())
-            dropped = [item for item in self.queues.pop(peer.int, ()) if item[2].count_taken(item[3], item[4])]
-            self._turns.pop(peer.int, None)
+            queue = self.queues.pop(peer.int, ())
+            dropped = [item for item in queue if item[1] is not end and item[2].count_taken(item[3], item[4])]
+            if kept := deque(item for item in queue if item[1] is end):
+                self.queues[peer.int] = kept
+            else:
+                self._turns.pop(peer.int, None)
         for receiver in {item[2] for item in dropped}:
             receiver.request_release()
 

@@ -34,6 +34,7 @@ from netq.utils.secret import is_same_secret
 
 _SHORT_LOSS = 10.0  # seconds after which a peer without a link gives its unused memory back
 EXPLAIN = 1.0  # seconds after which a close that waits logs why
+_QUIET = 60.0  # seconds after a lost link for which the next ones are no news for the log
 _BACKLOG = 2**30  # bytes that wait for a peer: from so many on the log says so
 _YIELD_FROM = 256  # messages that wait for the loop's thread: from so many on, `put` yields to it
 # As in Nagle's algorithm: with so many messages unacknowledged, the next wait to be sent together, up to so many.
@@ -114,6 +115,7 @@ class Peer:
         self._sealing: Protection | None = None  # of the last link's connection
         self._link_valid_until = math.inf  # on the monotonic clock: then a certificate expires that the peer has shown
         self._link_lost_at = time.monotonic()
+        self._quiet_until = -math.inf  # no loss of a link is logged until then
         self._takeovers: tuple[Takeover, ...] = ()  # a server's: the last ones, for those that had the id before
         self._superseded_at: list[float] = []  # when links were superseded lately
         self._expiry: Timer | None = None  # runs while no link is open: ends the session
@@ -304,12 +306,20 @@ class Peer:
             self.end(Closed(self.id, "no message in its session, and there were too many such sessions"))
 
     def set_aside(self, reason: str) -> None:
-        """Hold the rest of an arriving message back: drop the link, and tell the peer why."""
+        """Hold back what exceeds the window, also what begins now: drop the link, and tell the peer why."""
         link = self.link
-        if link is not None and self.session.expected:
+        if link is not None:
             self._drop(link, Code.REFUSED, reason)
             self.detach(link, Interrupted(reason))
-            self.session.hold()
+        self.session.hold()
+
+    def is_loss_news(self) -> bool:
+        """Return whether to log that the link is lost: not if that was done a short time ago."""
+        now = time.monotonic()
+        is_news = now >= self._quiet_until
+        if is_news:
+            self._quiet_until = now + _QUIET
+        return is_news
 
     def let_go_on(self) -> None:
         """End what `set_aside` has begun. Harmless without."""

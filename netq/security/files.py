@@ -97,9 +97,9 @@ def check_dates(option: str, path: Path, certificate: x509.Certificate) -> None:
     """Raise SecurityError for a certificate that is not valid now."""
     now = datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
-        was = f"has expired on {certificate.not_valid_after_utc:%Y-%m-%d}"
+        was = f"has expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
     elif now < certificate.not_valid_before_utc:
-        was = f"is not yet valid, but from {certificate.not_valid_before_utc:%Y-%m-%d} on"
+        was = f"is not yet valid, but from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on"
     else:
         return
     raise SecurityError(f"{option}: {path}: {was}; make a new one, or set the clock of this machine")

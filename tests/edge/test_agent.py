@@ -15,9 +15,14 @@ import numpy as np
 import pytest
 
 import edge
+import edge.agent
 import fl
 import netq
+from edge.group import Group
 from edge.machine import Machine
+from edge.patience import Patience, Watched
+from edge.supervisor import Supervisor
+from edge.work import federation
 from tests.edge import training
 
 SOON = 20.0  # seconds in which all happens that does happen
@@ -61,6 +66,16 @@ def test_device_takes_part_under_its_id() -> None:
     assert all(report.evaluation["usage.memory_mb"] > 10 for report in reports)
     assert "usage" not in str(reports[0])
     assert aggregator.model["w"].tolist() == [6, 6, 6]
+
+
+def test_pauses_between_sessions_are_those_with_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = []
+    monkeypatch.setattr(edge.agent, "take_part", lambda *arguments: pauses.append(arguments[-1]))
+    device = edge.Config(netq.NetworkLocation("127.0.0.1", 9), train=f"{HERE}:train")
+    supervisor = Supervisor()
+    patience = Patience(supervisor, Watched())
+    edge.agent.Agent(device, federation(device), supervisor, Group(), patience).run()
+    assert pauses == [patience.pause]
 
 
 def test_kept_child_does_all_rounds() -> None:

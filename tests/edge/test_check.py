@@ -20,6 +20,7 @@ import edge.check
 import fl
 import netq
 from edge import __main__ as command
+from edge.config import Config
 from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT
@@ -193,7 +194,9 @@ def test_memory_that_is_too_little_for_numpy_is_named(tmp_path: Path, capsys: py
 def test_other_server_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:
         assert command.main(["check", write(tmp_path, server.netloc.port)]) == 0
-    assert "the server has not described it within 0.1 s" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the server has not described it within 0.1 s" in out
+    assert out.endswith("all is well so far; the model, and a training of it, were not tried\n")
 
 
 @contextlib.contextmanager
@@ -287,6 +290,23 @@ def test_own_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert ended.wait(LIMIT)  # no session is left that the device would have to take over
     out = capsys.readouterr().out
     assert "link      tcp, TLSv1.3, TLS_AES_256_GCM_SHA384, X25519MLKEM768 (post-quantum)\n" in out
+
+
+def test_certificate_of_an_agent_that_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge.check, "TIMEOUT", 1.0)
+    own = certificates.init(tmp_path)
+    files = certificates.issue(tmp_path, "board")
+    table = "".join(f'{option} = "{path}"\n' for option, path in files._asdict().items())
+    with serving(netq.SecurityOptions(own.key, own.certificate, own.authority)) as server:
+        path = write(tmp_path, server.netloc.port, f"{TRAIN}[security]\n{table}")
+        with netq.new(purpose="client", options=Config.load(path).options()) as agent:
+            agent.put("I run").result(LIMIT)
+            assert command.main(["check", path]) == 1
+    error = capsys.readouterr().err
+    assert "is in use by another client" in error
+    assert error.endswith("; if the agent of this device runs, stop it first: they have one certificate\n")
 
 
 @pytest.mark.usefixtures("other_server")

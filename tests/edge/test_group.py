@@ -73,7 +73,7 @@ def test_child_enters_and_running_out_is_noticed(tmp_path: Path) -> None:
     group = Group(cgroup=Cgroup.make(Limits(), tmp_path, fake.text))
     group.add(4711)
     assert fake.read("training/cgroup.procs") == "4711"
-    assert fake.read("training/memory.max") == ""
+    assert fake.read("training/memory.max") == "max"
     assert not group.ran_out()
     fake.write("training", ("memory.events", "max 9\noom 3\n"))
     assert group.ran_out()

@@ -6,11 +6,12 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from edge.child import ChildFailed
-from edge.patience import Patience
+from edge.patience import FileChanged, Patience, Watched
 from edge.supervisor import Supervisor
 from netq.errors import InvalidOption, InvalidSecurity, NotNow, SecurityError
 
@@ -37,12 +38,13 @@ class Told(Supervisor):
 class Board:
     """An agent with a clock of its own, and a step that fails with the errors that are left."""
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors: Exception, path: Path | None = None) -> None:
         self.now = 0.0
         self.errors = list(errors)
         self.tries: list[float] = []
         self.supervisor = Told(lambda: self.now)
-        self.patience = Patience(self.supervisor, lambda: self.now, self._sleep)
+        self.watched = Watched(path)
+        self.patience = Patience(self.supervisor, self.watched, lambda: self.now, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         assert seconds > 0
@@ -55,7 +57,9 @@ class Board:
         return "done"
 
     def run(self) -> str:
-        return self.patience.until(self.step)
+        done = self.patience.until(self.step)
+        self.patience.passed()
+        return done
 
 
 EXPIRED = SecurityError("SecurityOptions.certificate: own.pem: has expired on 2026-01-01; make a new one")
@@ -83,6 +87,36 @@ def test_what_a_person_has_to_correct_is_raised(error: Exception) -> None:
     with pytest.raises(type(error)):
         board.run()
     assert board.tries == [0]
+
+
+def test_what_is_wrong_while_the_agent_waits_is_waited_for() -> None:
+    """A file may be half written at this moment."""
+    board = Board(EXPIRED, InvalidOption("server.port"), InvalidOption("server.port"))
+    assert board.run() == "done"
+    assert board.tries == [0, 1, 3, 7]
+    board.now += 1000
+    board.errors = [InvalidOption("server.port")]
+    with pytest.raises(InvalidOption):
+        board.run()
+
+
+def test_file_that_changes_during_a_pause_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    path.write_text("wrong")
+    board = Board(*[FULL] * 9, path=path)
+
+    def sleep(seconds: float) -> None:
+        board.now += seconds
+        if board.now > 60:
+            path.write_text("right")
+
+    board.patience = Patience(board.supervisor, board.watched, lambda: board.now, sleep)
+    with pytest.raises(FileChanged):
+        board.run()
+    assert board.now == 61
+    board.watched.seen()
+    board.run()
+    assert board.tries[-4:] == [61, 62, 64, 68], "pauses are short again"
 
 
 def test_reason_is_said_once_then_seldom(caplog: pytest.LogCaptureFixture) -> None:
@@ -118,8 +152,16 @@ def test_supervisor_hears_of_the_agent_during_a_pause() -> None:
     board = Board(*[FULL] * 5)
     board.run()
     waiting = f"waiting: {FULL}"
-    alive = [f"alive at {at}" for at in (0, 1, 3, 7, 15, 25)]
-    assert board.supervisor.lines == ["ready", *[line for each in alive[:5] for line in (waiting, each)], alive[5]]
+    pauses = ([0], [1], [3], [7, 12], [15, 20, 25, 30])
+    lines = [line for pause in pauses for line in (waiting, *[f"alive at {at}" for at in pause])]
+    assert board.supervisor.lines == ["ready", *lines]
+
+
+def test_supervisor_hears_of_the_agent_while_it_pauses() -> None:
+    board = Board()
+    board.patience.pause(60.0)
+    assert board.now == 60
+    assert board.supervisor.lines == [f"alive at {at}" for at in range(0, 60, 5)]
 
 
 def test_failures_of_a_step_that_goes_well_for_a_while_stay_rare(caplog: pytest.LogCaptureFixture) -> None:

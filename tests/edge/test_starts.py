@@ -46,15 +46,20 @@ class Server:
         self.queue = netq.new(purpose=netq.Purpose.SERVER, options=options)
         self._client: uuid.UUID | None = None
 
-    def update(self, number: int = 1) -> Update:
-        """Give a task to the device, when it is there, and return its update."""
+    def answer(self, number: int = 1) -> object:
+        """Give a task to the device, when it is there, and return what it answers."""
         if self._client is None:
             self._client = self._sessions.get(timeout=SOON)
         self.queue.put(Task(Job(7, number, "train"), {"w": np.zeros(3, np.float32)}, {}), self._client)
         reply = self.queue.get(timeout=SOON).data
         assert isinstance(reply, Reply)
-        assert isinstance(reply.content, Update), reply.content
         return reply.content
+
+    def update(self, number: int = 1) -> Update:
+        """Give a task to the device, when it is there, and return its update."""
+        update = self.answer(number)
+        assert isinstance(update, Update), update
+        return update
 
 
 class Device:
@@ -67,14 +72,19 @@ class Device:
         self.lines: list[str] = []
         (folder / "farm.py").write_text(TRAIN)
 
-    @contextmanager
-    def started(self, server: Server, client: str = "", more: str = "") -> Iterator[subprocess.Popen[str]]:
+    def write(self, server: Server, client: str = "", more: str = "", train: str = "farm:train") -> Path:
         path = self.folder / "client.toml"
         path.write_text(
-            f'[server]\nhost = "127.0.0.1"\nport = {server.queue.netloc.port}\n[client]\ntrain = "farm:train"\n{client}'
+            f'[server]\nhost = "127.0.0.1"\nport = {server.queue.netloc.port}\n[client]\ntrain = "{train}"\n{client}'
             f"[connection]\nretry_max = 0.1\n[settings]\nmark = '{self.folder / 'mark'}'\n{more}"
         )
-        command = [*self.before, sys.executable, "-m", "edge", "run", str(path)]
+        return path
+
+    @contextmanager
+    def started(
+        self, server: Server, client: str = "", more: str = "", train: str = "farm:train"
+    ) -> Iterator[subprocess.Popen[str]]:
+        command = [*self.before, sys.executable, "-m", "edge", "run", str(self.write(server, client, more, train))]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]), **self.environment}
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
             self._process = process
@@ -274,6 +284,55 @@ def test_training_that_cannot_be_imported_yet_is_waited_for(
         assert said in line
         (device.folder / "farm.py").write_text(TRAIN)
         server.update()
+
+
+@pytest.mark.slow
+def test_module_that_is_half_written_while_the_agent_waits(server: Server, device: Device) -> None:
+    (device.folder / "farm.py").unlink()
+    with device.started(server):
+        device.wait_for("not taking part: the process that trains does not start: ")
+        (device.folder / "farm.py").write_text("")
+        device.wait_for("farm has no train")
+        (device.folder / "farm.py").write_text(TRAIN)
+        device.wait_for("going on after ")
+        server.update()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrong",
+    [{"train": "fram:train"}, {"client": 'state = "absent/state"\n'}, {"more": "[training]\nmemory = 10\n"}],
+    ids=["module", "state", "memory"],
+)
+def test_file_that_is_corrected_while_the_agent_waits(server: Server, device: Device, wrong: dict[str, str]) -> None:
+    """It is read again, also if it is half written at first, and the agent is not started again."""
+    with device.started(server, **wrong):
+        device.wait_for("not taking part: ")
+        (device.folder / "client.toml").write_text('[server]\nhost = "127')
+        device.wait_for("not taking part: ")
+        device.write(server)
+        device.wait_for("going on after ")
+        server.update()
+
+
+@pytest.mark.slow
+def test_training_that_leaves_no_memory_is_told_its_next_task(server: Server, device: Device) -> None:
+    """The process that trains takes its orders also when it has no memory left."""
+    (device.folder / "farm.py").write_text(
+        "import re, resource\n"
+        "from tests.edge import training\n"
+        "def train(model, config):\n"
+        "    update = training.train(model, config)\n"
+        "    used = int(re.search(r'VmData:\\s*(\\d+)', open('/proc/self/status').read())[1]) * 1024\n"
+        "    resource.setrlimit(resource.RLIMIT_DATA, (used, resource.getrlimit(resource.RLIMIT_DATA)[1]))\n"
+        "    return update\n"
+    )
+    with device.started(server, more="[training]\nkeep = true\n") as process:
+        for number in (1, 2):
+            assert str(server.answer(number)).startswith("MemoryError: ")
+        process.terminate()
+        assert process.stderr is not None
+        assert "recv" not in process.stderr.read()
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def test_short_sessions_follow_one_another_in_growing_pauses(monkeypatch: pytest
     def serve(queue: netq.Communicator, membership: fl.membership.Membership) -> None:
         membership.over = True
 
-    monkeypatch.setattr(fl.membership, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(fl.membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 9))
-    fl.membership.take_part(options, netq.Protocol.TCP, "federation", serve, attempt=attempt)
+    fl.membership.take_part(options, netq.Protocol.TCP, "federation", serve, attempt=attempt, sleep=sleep)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 1, 2, 4]

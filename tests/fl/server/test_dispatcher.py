@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -26,7 +27,10 @@ class Place:
 
     def __init__(self, stack: ExitStack, events: netq.EventOptions | None = None, grace: float = SOON) -> None:
         options = netq.CommunicatorOptions(netloc=LOCAL, events=events or netq.EventOptions())
-        self.dispatcher: TaskDispatcher[str] = TaskDispatcher(options, netq.Protocol.TCP, grace, self._receive)
+        self.over: list[uuid.UUID] = []  # peers whose session has ended, in the order of messages
+        self.dispatcher: TaskDispatcher[str] = TaskDispatcher(
+            options, netq.Protocol.TCP, grace, self._receive, self.over.append
+        )
         self._stack = stack
         self.unreadable = 0
         stack.callback(self.dispatcher.queue.close, 0)
@@ -304,7 +308,22 @@ def test_a_peer_that_sends_what_nobody_wants_is_cut_off(caplog: pytest.LogCaptur
         assert failure is not None
         reason = "cut off for 1 s: it sends messages that were not asked for"
         assert (failure[1].why, str(failure[1])) == (FailureKind.UNREADABLE, reason)
+        until = time.monotonic() + SOON
+        while not place.over:
+            assert time.monotonic() < until
+            place.dispatcher.read()
+        assert place.over == [A]
     assert [record.getMessage() for record in caplog.records if record.name == "netq.fl"] == [f"{A}: {reason}"]
+
+
+def test_a_call_that_was_interrupted_holds_up_no_later_one() -> None:
+    """Ctrl-C may come anywhere, also between two statements that belong together."""
+    with dispatching() as place:
+        peer = place.join(A)
+        place.ask("a")
+        place.dispatcher._reader = threading.get_ident()
+        peer.put(("a", 1))
+        assert place.take("a") == ("a", 1)
 
 
 def test_an_answer_costs_nothing() -> None:

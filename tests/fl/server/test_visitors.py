@@ -64,6 +64,26 @@ def test_visitor_gets_no_task() -> None:
         waiting.result(SOON)
 
 
+def test_server_describes_its_task_between_two_attempts() -> None:
+    """Rounds may not count just because of the device that is looked at."""
+
+    def fails(model: Any, config: Any) -> fl.Update:
+        raise ValueError("no data")
+
+    def run_again() -> None:
+        with contextlib.suppress(netq.Closed):  # at the end of the test
+            next(rounds)
+
+    with Federation(min_clients=1, void_pause=3 * SOON) as federation:
+        federation.join(uuid.UUID(int=1), fails)
+        rounds = federation.server.rounds(1)
+        assert federation.start(next, rounds).result(SOON).clients == ()
+        pausing = federation.start(run_again)
+        with visitor(federation) as queue:
+            assert described(queue).round == 1
+        assert not pausing.done()
+
+
 def test_server_describes_its_task_during_a_round() -> None:
     has_task, may_answer = threading.Event(), threading.Event()
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 import netq
 from netq import NetworkLocation, Protocol
 from netq.core import Communicator
-from netq.options import MIB, CommunicatorOptions, EventOptions, Purpose
+from netq.options import MIB, CommunicatorOptions, EventOptions, Purpose, SerializationOptions
 from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
+from netq.utils.stream import Stream
 
 SIZE = 2 * MIB
 
@@ -69,6 +73,38 @@ def test_messages_of_a_refused_client_are_dropped(communicators: Communicators, 
     assert [server.get(timeout=LIMIT).data for _ in [*kept, "later"]] == [*kept, "later"]
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+def test_the_end_of_an_expelled_session_is_reported(communicators: Communicators, pause: float) -> None:
+    sessions, end = Sessions(), Stream([b"end"])
+    serialization = SerializationOptions()
+    load = serialization.load
+    own = replace(serialization, load=lambda stream: "end" if stream is end else load(stream))
+    server = communicators.server(events=replace(sessions.options, end=end), serialization=own)
+    client = communicators.client(server.netloc)
+    introduce(server, client)
+    client.put("unread").result(LIMIT)
+    server.expel(client.id, "it is loud", pause)
+    assert [sessions.begun.get(timeout=LIMIT) for _ in range(2)] == [client.id] * 2
+    client.put("later")
+    expected = ["end", "later"] if pause else ["unread", "end", "later"]
+    assert [server.get(timeout=LIMIT).data for _ in expected] == expected
+
+
+def test_losses_of_a_link_are_in_the_log_once_a_minute(
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
+) -> None:
+    server = communicators.server()
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc)
+    introduce(server, client)
+    for number in range(3):
+        proxy.cut()
+        client.put(number).result(LIMIT)
+        assert server.get(timeout=LIMIT).data == number
+    assert len(log.having("its session waits for it")) == 3
+    assert len(log.having("its session waits for it", logging.INFO)) == 1
+
+
 def test_a_client_that_was_set_aside_sends_small_messages(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
@@ -76,8 +112,6 @@ def test_a_client_that_was_set_aside_sends_small_messages(
     proxy = proxies(server.netloc)
     client = communicators.client(proxy.netloc)
     introduce(server, client)
-    server.set_aside(client.id, "nothing is arriving")  # changes nothing
-    server.let_go_on(client.id)
     proxy.hold(MIB)
     client.put(bytes(64 * SIZE))
     while server.statistics()[client.id].arriving < MIB // 2:  # of a frame, which is larger
@@ -90,8 +124,9 @@ def test_a_client_that_was_set_aside_sends_small_messages(
     assert len(server.get(timeout=LIMIT).data) == 64 * SIZE
 
 
+@pytest.mark.parametrize("is_cut", [False, True], ids=["connected", "away"])
 def test_others_pass_a_message_that_was_set_aside(
-    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], is_cut: bool
 ) -> None:
     server = communicators.server(memory=2 * SIZE, window=1)  # half of the memory is for one such message
     proxy = proxies(server.netloc)
@@ -108,6 +143,10 @@ def test_others_pass_a_message_that_was_set_aside(
     while not server.statistics()[quick.id].waits:
         pass
     assert server.is_short
+    if is_cut:
+        proxy.cut()
+        while server.statistics()[slow.id].connected:
+            pass
     server.set_aside(slow.id, "others are faster")
     assert server.get(timeout=LIMIT).peer == quick.id
     proxy.release()
