@@ -51,6 +51,7 @@ def test_server_describes_its_task_while_it_waits() -> None:
 def test_visitor_gets_no_task() -> None:
     with Federation(min_clients=1) as federation:
         federation.join(uuid.UUID(int=1), adds(1))
+        federation.server.wait(1, SOON)
         waiting = federation.start(federation.server.wait, 3)
         with visitor(federation) as queue:
             described(queue)
