@@ -370,7 +370,7 @@ class ClientTasks:
         asked = self._asked.get(peer)
         if asked is None or asked.job != offer.job:
             return False  # it is late
-        if peer in self._offers:  # one offer a session and task: a second one only to a permit that has come too early
+        if peer in self._offers:  # one offer a session and task, and a second one after a permit
             if peer not in self._permitted or peer in self._offered_again | self._arrived:
                 return False
             # The first offer was to an attempt before this one, and the client has dropped the permit with that task.

@@ -161,11 +161,12 @@ class Inbox:
         """
         with self.lock:
             self._serve(self._sort())
-            queue = self.queues.pop(peer.int, ())
+            queue = self.queues.get(peer.int, ())
             dropped = [item for item in queue if item[1] is not end and item[2].count_taken(item[3], item[4])]
             if kept := deque(item for item in queue if item[1] is end):
                 self.queues[peer.int] = kept
             else:
+                self.queues.pop(peer.int, None)
                 self._turns.pop(peer.int, None)
         for receiver in {item[2] for item in dropped}:
             receiver.request_release()
