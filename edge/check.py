@@ -35,6 +35,7 @@ from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task, Update
 from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.model import check_specs
+from fl.tensors.roles import SENT, of_role
 from fl.tensors.spec import DTYPES, specs_of
 from netq.cli.doctor import Reached, describe, reach
 from netq.cli.toml_file import in_file_terms
@@ -213,7 +214,14 @@ def _show_answer(config: Config, answer: _Answer, size: int) -> None:
 def _train(child: Child, description: Description, model: dict[str, Any]) -> int:
     """Do a task, and show what it took. Return the bytes of the update. Raises CheckFailed, InvalidOption."""
     job = Job(0, description.round, "train")
-    task = Task(job, model, description.config, deltas=description.deltas, compression=description.compression)
+    task = Task(
+        job,
+        model,
+        description.config,
+        deltas=description.deltas,
+        compression=description.compression,
+        roles=description.roles,
+    )
     file = os.memfd_create("netq-check", os.MFD_CLOEXEC)
     begin = time.monotonic()
     try:
@@ -228,7 +236,8 @@ def _train(child: Child, description: Description, model: dict[str, Any]) -> int
     assert isinstance(reply, Reply)
     assert isinstance(reply.content, Update)
     try:
-        check_specs(Unpacked(reply.content.model, model, deltas=description.deltas), specs_of(model))
+        sent = of_role(model, description.roles, *SENT)
+        check_specs(Unpacked(reply.content.model, sent, deltas=description.deltas), specs_of(sent))
     except InvalidUpdate as error:
         raise CheckFailed(f"the update is not like the model, and most strategies refuse it: {error}") from None
     used, size = reply.content.metrics, reply.content.nbytes

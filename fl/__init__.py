@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fl.strategies.fedavg import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
     from fl.strategies.heterogeneous import FedNova, QFedAvg, Scaffold
     from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum
+    from fl.tensors.roles import state
     from fl.tensors.serialization import serialization
 
 __all__ = [
@@ -103,6 +104,7 @@ __all__ = [
     "schedules",
     "serialization",
     "simulate",
+    "state",
 ]
 
 
@@ -137,6 +139,7 @@ MODULES = {
     "fl.strategies.fedavg": ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedYogi"),
     "fl.strategies.heterogeneous": ("FedNova", "QFedAvg", "Scaffold"),
     "fl.strategies.robust": ("Bulyan", "FedMedian", "FedTrimmedAvg", "GeometricMedian", "Krum", "MultiKrum"),
+    "fl.tensors.roles": ("state",),
     "fl.tensors.serialization": ("serialization",),
 }
 _MODULE_OF = {name: module for module, names in MODULES.items() for name in names}

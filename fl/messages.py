@@ -30,6 +30,7 @@ from fl.outline import PURPOSES, Purpose
 from fl.tensors import serialization as tensors
 from fl.tensors.checks import expect
 from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
+from fl.tensors.roles import ROLES, Roles, are_roles
 from fl.tensors.spec import Model, nbytes, plain
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
@@ -121,6 +122,8 @@ class Task:
                  A packed tensor is always a difference.
     counted:     updates of this client that the server has counted with this model, if the strategy takes several: a
                  client that has such an update stored is asked for another one.
+    roles:       of the tensors that are not trained, by name (fl/tensors/roles.py); of the local ones, too, which the
+                 model does not have. Only trained tensors are packed, or sent as differences.
     """
 
     job: Job
@@ -130,11 +133,13 @@ class Task:
     deltas: bool = False
     compression: Mapping[str, Any] = field(default_factory=dict)
     counted: int = 0
+    roles: Roles = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_job(self.job)
         _check_number("unasked", self.unasked)
         _check_number("counted", self.counted)
+        _check_roles(self.roles)
 
 
 @dataclass(frozen=True)
@@ -221,11 +226,13 @@ class Description:
     config: Mapping[str, Any]
     deltas: bool
     compression: Mapping[str, Any]
+    roles: Roles
     time: float
 
     def __post_init__(self) -> None:
         _check_number("round", self.round)
         expect(is_number(self.time, 0, _MAX_TIME), "time", self.time, "seconds since 1970")
+        _check_roles(self.roles)
         expect(isinstance(self.tensors, dict), "tensors", self.tensors, "a dict")
         for name, value in self.tensors.items():
             right = type(name) is str and type(value) is tuple and len(value) == 3
@@ -340,6 +347,10 @@ def _with(content: Content, name: str, value: object) -> Content:
 
 def _check_job(job: object) -> None:
     expect(isinstance(job, Job), "job", job, "a Job")
+
+
+def _check_roles(roles: object) -> None:
+    expect(are_roles(roles), "roles", roles, f"a dict of {', '.join(ROLES)} by name")
 
 
 def _check_number(name: str, value: object) -> None:

@@ -16,7 +16,9 @@ from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Job, Reply, Report, Task, Update
 from fl.outline import Finished
 from fl.outline import Task as Outline
-from fl.tensors.model import check_specs, copied, difference
+from fl.tensors.blocks import Scratch, check_finite, sources
+from fl.tensors.model import copied, difference
+from fl.tensors.roles import SENT, Roles, equal, of_role
 from fl.tensors.spec import Model, Spec, nbytes, specs_of
 from netq.errors import Unreadable
 from netq.text import describe
@@ -32,6 +34,7 @@ class Trainer:
     """The functions of a client, and what they and the compression keep. The arguments are those of fl.Client.
 
     state: the dict that train gets as config["state"]. What train changes in it stays, unless train fails.
+    local: the model's local tensors, of the last training: train and evaluate get them back with the next model.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Trainer:
         }
         self._packing = _Packing(compression, seed)
         self.state: dict[str, Any] = {}
+        self.local: dict[str, Any] = {}
 
     def answer(self, task: Outline, rate: float | None = None) -> Finished | str:
         """Do a task that came as bytes. Return the reply as bytes, or the reason why there is none.
@@ -80,19 +84,24 @@ class Trainer:
         expected = Update if purpose == "train" else Report
         try:
             packs, like = self._packing.packs(task), specs_of(task.model)
-            start = copied(task.model) if packs else {}
-            state = dict(self.state)
+            start = copied(of_role(task.model, task.roles, "trained")) if packs else {}
+            constants = copied(of_role(task.model, task.roles, "constant"))
+            state, local = dict(self.state), copied(of_role(self.local, task.roles, "local"))
             begin = time.perf_counter()
-            content = function(task.model, {**task.config, "round": number, "state": state})
+            content = function({**task.model, **local}, {**task.config, "round": number, "state": state})
             seconds = time.perf_counter() - begin
             if not isinstance(content, expected):
                 raise TypeError(f"{_name(function)} returned {type(content).__name__}; expected fl.{expected.__name__}")
             if isinstance(content, Update):
-                _warn_if_unlike(number, content.model, like)
-            if packs and isinstance(content, Update):
-                content = content.with_model(self._packing.pack(task, content.model, start, seconds, rate))
+                local = copied(of_role(content.model, task.roles, "local"))
+                model = _without(content.model, local, constants)
+                _warn_if_unlike(number, model, task.roles, like)
+                if packs:
+                    trained = of_role(model, task.roles, "trained")
+                    model |= self._packing.pack(task, trained, start, seconds, rate)
+                content = content.with_model(model)
             if purpose == "train":
-                self.state = state
+                self.state, self.local = state, local
         except Exception as error:  # of the user's function: the server gets it as the reply
             known = isinstance(error, InvalidUpdate)  # its text says all; no traceback is needed
             why = describe(error)
@@ -107,13 +116,14 @@ class Trainer:
         Empty if there is nothing. The arrays are not copied.
         """
         saved = self._packing.save()
-        return {**saved, "state": self.state} if saved or self.state else {}
+        kept = {"state": self.state, "local": self.local}
+        return {**saved, **kept} if saved or any(kept.values()) else {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `save` has returned. Changes its arrays later. Raises ValueError for other values."""
         try:
             self._packing.restore(saved)
-            self.state = dict(saved["state"])
+            self.state, self.local = dict(saved["state"]), dict(saved["local"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"these are no values of a Trainer: {describe(error)}") from error
 
@@ -122,10 +132,24 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def _warn_if_unlike(number: int, model: Model, like: Mapping[str, Spec]) -> None:
+def _without(model: Model, local: Model, constants: Model) -> dict[str, Any]:
+    """Return what is sent of a trained model. Raises InvalidUpdate for a constant that training has changed."""
+    for name, constant in constants.items():
+        if name in model and not equal(name, model[name], constant):
+            raise InvalidUpdate(
+                f"{name!r} is constant, and training has changed it; expected the value that came, or the role "
+                '"averaged" at the server'
+            )
+    return {name: tensor for name, tensor in model.items() if name not in local and name not in constants}
+
+
+def _warn_if_unlike(number: int, model: Model, roles: Roles, like: Mapping[str, Spec]) -> None:
     """Warn of an update that is not finite, or not like the model. It is sent all the same: some strategies take it."""
+    scratch = Scratch()
     try:
-        check_specs(model, like)
+        for name, source in sources(model, {name: like[name] for name in of_role(like, roles, *SENT)}):
+            if name not in roles:
+                check_finite(name, source, scratch)
     except InvalidUpdate as error:
         log.warning("round %d: most strategies refuse this update: %s", number, str(error))
 

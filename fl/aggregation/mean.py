@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl.aggregation import integers
 from fl.errors import InvalidUpdate
 from fl.tensors.blocks import Scratch, Source, check_finite, restore, sources
 from fl.tensors.spec import Model, specs_of
@@ -37,13 +38,17 @@ class Block:
 
 
 class Accumulator:
-    """Memory for one model in the precision of the computation: a flat array for each tensor."""
+    """Memory for one model in the precision of the computation: a flat array for each tensor.
+
+    Of 64-bit integers the array has differences from a base, which is one of the updates (fl/aggregation/integers.py).
+    """
 
     def __init__(self, like: Model) -> None:
         self.specs = specs_of(like)
         self.scratch = Scratch()
         self._memory = Memory(keep=2**62)  # bytes: keep all; it never holds more than one result
         self._values: dict[str, NDArray[Any]] = {}
+        self._bases: dict[str, NDArray[Any]] = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._values:
@@ -51,6 +56,27 @@ class Accumulator:
             taken = self._memory.take(spec.size * spec.accumulator.itemsize)
             self._values[name] = np.frombuffer(taken, spec.accumulator)
         return self._values[name]
+
+    def base(self, name: str) -> NDArray[Any]:
+        """Return the base of a tensor of 64-bit integers, flat. It is to be written before its differences."""
+        if name not in self._bases:
+            self._bases[name] = np.empty(self.specs[name].size, self.specs[name].dtype)
+        return self._bases[name]
+
+    def elements(self, name: str, source: Source, *, first: bool) -> Iterator[NDArray[Any]]:
+        """Yield the elements of an update, block by block, as the array of this tensor has them.
+
+        first: whether it is the first update of a round, which becomes the base.
+        """
+        start = 0
+        for block in source.blocks(self.scratch):
+            if source.spec.is_long:
+                base = self.base(name)[start : start + block.size]
+                if first:
+                    base[:] = block
+                start += block.size
+                block = integers.difference(block, base)
+            yield block
 
     def checked_sources(self, model: Model) -> Iterator[tuple[str, Source]]:
         """Check the specs and values of a whole model, then return its tensors. Raises InvalidUpdate before the first.
@@ -77,10 +103,11 @@ class Accumulator:
 
         Integers are rounded to the nearest; a bool is True if its value is above 0.5.
         """
-        values = [self[name] for name in self.specs]
+        values = {name: self[name] for name in self.specs}
         self._values.clear()  # the result keeps this memory where its dtype is the same; the next round takes other
-        pairs = zip(values, self.specs.items(), strict=True)
-        return {name: restore(value, spec, self.scratch) for value, (name, spec) in pairs}
+        for name in self._bases.keys() & values.keys():
+            values[name] = integers.add(self._bases[name], values[name])
+        return {name: restore(values[name], spec, self.scratch) for name, spec in self.specs.items()}
 
 
 class WeightedMean:
@@ -99,6 +126,10 @@ class WeightedMean:
         self.count = 0
         self.weight = 0.0
 
+    def check(self, model: Model) -> None:
+        """Raise InvalidUpdate for an update that `fold` would refuse."""
+        self._accumulator.checked_sources(model)
+
     def fold(self, model: Model, weight: float) -> None:
         """Fold one update. Its arrays belong to the caller again when this returns.
 
@@ -110,7 +141,8 @@ class WeightedMean:
         if not math.isfinite(total):
             raise InvalidUpdate(f"the weight is {value}; with {self.weight} before it, that exceeds a float")
         for name, source in self._accumulator.checked_sources(model):
-            _fold(self._accumulator[name], source, value / total, self._accumulator.scratch)
+            elements = self._accumulator.elements(name, source, first=self.count == 0)
+            _fold(self._accumulator[name], elements, value / total, self._accumulator.scratch)
         self.count += 1
         self.weight = total
 
@@ -158,10 +190,10 @@ def checked_weight(weight: Any) -> float:
     return value
 
 
-def _fold(mean: NDArray[Any], source: Source, share: float, scratch: Scratch) -> None:
-    """Compute mean += share * (source - mean), block by block. The first update has a share of 1."""
+def _fold(mean: NDArray[Any], blocks: Iterator[NDArray[Any]], share: float, scratch: Scratch) -> None:
+    """Compute mean += share * (update - mean), block by block. The first update has a share of 1."""
     start = 0
-    for block in source.blocks(scratch):
+    for block in blocks:
         target = mean[start : start + block.size]
         start += block.size
         if share == 1:

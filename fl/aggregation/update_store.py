@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fl.errors import UpdateStoreError
 from fl.tensors.blocks import Scratch, Source, check_finite, sources
-from fl.tensors.spec import Model, specs_of
+from fl.tensors.spec import Model, Spec, specs_of
 
 CELLS = 128 * 1024  # elements of a block, all updates together; measured from 64 Ki to 512 Ki: only 512 Ki is slower
 
@@ -32,11 +32,11 @@ class Stack(NamedTuple):
     size: int  # of the whole tensor
     start: int
     stop: int
-    matrix: NDArray[Any]  # [updates, stop - start] in the precision of the computation; owned by the receiver
+    matrix: NDArray[Any]  # [updates, stop - start]; owned by the receiver
 
 
 class UpdateStore:
-    """Stores a round's updates in a file without a name, in the precision of the computation.
+    """Stores a round's updates in a file without a name, in the precision of the computation; 64-bit integers exactly.
 
     folder: of the file; None: the system's folder for temporary files. It needs room for all updates of a round. On a
             file system in memory (tmpfs, as /tmp often is) that room is memory.
@@ -47,7 +47,7 @@ class UpdateStore:
 
     def __init__(self, like: Model, folder: str | os.PathLike[str] | None = None) -> None:
         self._specs = specs_of(like)
-        sizes = [spec.size * spec.accumulator.itemsize for spec in self._specs.values()]
+        sizes = [spec.size * _stored(spec).itemsize for spec in self._specs.values()]
         self._offsets = dict(zip(self._specs, itertools.accumulate([0, *sizes[:-1]]), strict=False))
         self._update_size = sum(sizes)  # bytes
         self._folder = tempfile.gettempdir() if folder is None else os.fspath(folder)
@@ -115,7 +115,7 @@ class UpdateStore:
 
     def _write(self, descriptor: int, source: Source, offset: int) -> None:
         for block in source.blocks(self._scratch):
-            left = np.ascontiguousarray(block, source.spec.accumulator).view(np.uint8).data
+            left = np.ascontiguousarray(block, _stored(source.spec)).view(np.uint8).data
             while left:
                 written = os.pwrite(descriptor, left, offset)
                 left, offset = left[written:], offset + written
@@ -126,7 +126,7 @@ class UpdateStore:
         return UpdateStoreError(error.errno, f"{reason}; {others}; make room, or name a folder that has it")
 
     def _read(self, name: str, start: int, stop: int, updates: Sequence[int]) -> NDArray[Any]:
-        dtype = self._specs[name].accumulator
+        dtype = _stored(self._specs[name])
         matrix = np.empty((len(updates), stop - start), dtype)
         for row, update in zip(matrix, updates, strict=True):
             offset = update * self._update_size + self._offsets[name] + start * dtype.itemsize
@@ -135,3 +135,8 @@ class UpdateStore:
                     errno.EIO, f"folder {self._folder}: the file ends before byte {offset + row.nbytes}"
                 )
         return matrix
+
+
+def _stored(spec: Spec) -> np.dtype[Any]:
+    """Return the dtype of a tensor in the file, and of its stacks."""
+    return np.dtype(spec.dtype) if spec.is_long else spec.accumulator

@@ -15,6 +15,7 @@ docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of
               save               path of the last model, an .npz file
               save_best          a metric, or options of fl.SaveBest, as in { metric = "…", lowest = true }: the model
                                  of its best round is in the file of `save` with "-best" in its name
+[roles]       "name or pattern"  a role of fl/tensors/roles.py, as in "head.*" = "local"
 [strategy]    name               a strategy of fl, or "module:Class"; default "FedAvg". Other keys are the options of
                                  that class: see fl/config/strategy.py
 [security]    key, certificate, authority, revoked, post_quantum: see SecurityOptions; all but the last are paths. The
@@ -41,7 +42,7 @@ from fl.callbacks.jsonl import Measure, name_of
 from fl.config import strategy
 from fl.errors import InvalidUpdate
 from fl.server.checkpoint import is_there
-from fl.tensors.model import check
+from fl.tensors.roles import ROLES, assign, check_values
 from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption, SecurityError
 from netq.options import (
@@ -90,6 +91,7 @@ class CallbackOptions:
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "rounds", "stop_early", "linger", "protocol", *_SETTINGS, "checkpoint"),
     "model": ("initial", "measure", "save", "save_best"),
+    "roles": None,  # the model's names
     "strategy": None,  # the options of the class
     "security": tuple(option.name for option in fields(SecurityOptions)),
     "seal": tuple(option.name for option in fields(SealOptions)),
@@ -199,9 +201,11 @@ class Config:
             kind = type(model).__name__
             raise InvalidOption(f"{self.path}: model.initial: returned a {kind}; expected a dict of arrays by name")
         try:
-            check(model, like=model)
+            check_values(model, assign(model, self.settings.get("roles")))
         except InvalidUpdate as error:
             raise InvalidOption(f"{self.path}: model.initial: {error}") from None
+        except InvalidOption as error:
+            raise InvalidOption(f"{self.path}: {error}") from None
         return model
 
 
@@ -304,7 +308,17 @@ def _settings(file: File) -> dict[str, Any]:
         "evaluate": file.boolean,
         "memory_limit": partial(file.whole, expected="a whole number of bytes"),
     }
-    return {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
+    settings = {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
+    return {**settings, **_roles(file)}
+
+
+def _roles(file: File) -> dict[str, Any]:
+    """Return the roles as an argument of fl.Server, which knows the model's names; empty without the table."""
+    roles = file.table("roles")
+    for pattern, role in roles.items():
+        expected = f'one of {", ".join(ROLES)}, as in "head.*" = "local", with the name in quotes'
+        file.check(f"roles.{pattern}", role, isinstance(role, str) and role in ROLES, expected)
+    return {"roles": dict(roles)} if roles else {}
 
 
 def _callbacks(file: File) -> CallbackOptions:

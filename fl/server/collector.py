@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from fl.callbacks.base import Callbacks, ClientState
-from fl.compression.packed import Unpacked
 from fl.errors import InvalidUpdate
 from fl.messages import Report, Task, Update
 from fl.outline import PURPOSES, Purpose
 from fl.report import ClientFailure, FailureKind, RoundState
+from fl.server.aggregation import Aggregation
 from fl.server.client_tasks import ClientTasks, Key
 from fl.server.standing import Standing
 from fl.strategies.base import Strategy
@@ -45,6 +45,7 @@ class UpdateCollector:
         self,
         tasks: ClientTasks,
         strategy: Strategy,
+        aggregation: Aggregation,
         callbacks: Callbacks,
         *,
         min_clients: int,
@@ -54,6 +55,7 @@ class UpdateCollector:
     ) -> None:
         self._tasks = tasks
         self._strategy = strategy
+        self._aggregation = aggregation
         self._min_clients = min_clients
         self.deadline = deadline
         self._close_early = close_early
@@ -247,13 +249,12 @@ class UpdateCollector:
                 standing.renew(peer)
 
     def _fold(self, model: Model, update: Update, client: uuid.UUID, staleness: int) -> ClientFailure | None:
-        """Give an update to the strategy. Return why it was not folded, None if it was."""
+        """Fold an update. Return why it was not folded, None if it was."""
         if staleness and self._strategy.staleness is None:
             reason = f"it is {staleness} rounds late, and the strategy wants no late ones"
             return ClientFailure(FailureKind.STALE, reason)
         try:
-            whole = Unpacked(update.model, model, deltas=self._strategy.deltas)
-            self._strategy.fold(model, update.with_model(whole), client=client, staleness=staleness)
+            self._aggregation.fold(model, update, client, staleness)
         except InvalidUpdate as error:
             return ClientFailure(FailureKind.INVALID, str(error))
         except OSError:  # the server's disk is at fault: leaving out the clients that come last would bias the model

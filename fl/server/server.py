@@ -31,6 +31,7 @@ from fl.outline import Purpose
 from fl.report import RoundReport, RoundState
 from fl.schedules import resolved
 from fl.server import details
+from fl.server.aggregation import Aggregation
 from fl.server.checkpoint import Checkpoint, load
 from fl.server.client_tasks import ClientTasks
 from fl.server.collector import UpdateCollector
@@ -39,7 +40,7 @@ from fl.server.validation import check_config, check_limits, check_settings, che
 from fl.server.waiting import pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
-from fl.tensors.model import check
+from fl.tensors.roles import IN_MODEL, State, are_roles, assign, check_values, of_role, summary
 from fl.tensors.spec import Model, plain, specs_of
 from netq.text import describe, printable
 from netq.validate import is_whole
@@ -69,6 +70,9 @@ class Server:
     void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled.
     void_pause:   seconds before the second attempt of a round; twice as many before each further one, 60 at most.
     grace:        seconds; a client without a connection for longer is lost, and the round does not wait for it.
+    roles:        what tensors are, by name or by pattern, as in {"*.bn*": "local", "mask": "constant"}: "trained",
+                  "averaged", "unit", "constant" or "local" (fl/tensors/roles.py). Others are what `fl.state` says of
+                  them, or what names and values tell. A local tensor is in no model of the server.
     config:       values that the clients get in every round; the strategy's own config is added. A value may be a
                   function of the number of the round (fl.schedules).
     evaluate:     whether the clients evaluate the new model after each round.
@@ -93,6 +97,7 @@ class Server:
         void_rounds: int = 10,
         void_pause: float = 1.0,
         grace: float = 10.0,
+        roles: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
         evaluate: bool = False,
         memory_limit: int | None = None,
@@ -102,13 +107,17 @@ class Server:
     ) -> None:
         check_settings(model, options, strategy, min_clients, deadline, grace, config, evaluate)
         check_limits(min_clients, wait, close_early, suspend_after, void_rounds, void_pause)
-        bounds = limits(model, memory_limit)
-        self.model: Model = plain(model)
+        self._roles = assign(model, roles)
+        check_values(model, self._roles)
+        if set(self._roles.values()) != {"trained"}:
+            log.info("tensors of the model: %s", summary(self._roles))
+        self.model: Model = plain(of_role(model, self._roles, *IN_MODEL))
+        bounds = limits(self.model, memory_limit)
         self.number = 0  # of the last round that counted
         self.is_over = False  # whether a callback has ended the rounds; a resumed server knows it, too
         self._callbacks = Callbacks(checked_callbacks(callbacks))
         self._strategy = strategy or FedAvg()
-        self._strategy.begin(self.model)
+        self._aggregation = Aggregation(self._strategy, self.model, self._roles)
         if self._strategy.least > min_clients:
             who, least = type(self._strategy).__name__, self._strategy.least
             log.warning("%s needs %d updates; with min_clients=%d a round may come to nothing", who, least, min_clients)
@@ -142,6 +151,7 @@ class Server:
         self._collector = UpdateCollector(
             self._tasks,
             self._strategy,
+            self._aggregation,
             self._callbacks,
             min_clients=min_clients,
             deadline=deadline,
@@ -318,18 +328,18 @@ class Server:
             count = len(state.weights)
             why = f"{count} updates of {needed}" if count < needed else self._finish(number)
         except BaseException:
-            self._strategy.abandon()
+            self._aggregation.abandon()
             raise
         if why:
             log.warning("round %d does not count: %s", number, why)
-            self._strategy.abandon()
+            self._aggregation.abandon()
             state.void(f"the round does not count: {why}")
         return state
 
     def _finish(self, number: int) -> str:
         """Set the next model. Return why there is none, "" if there is one."""
         try:
-            model = self._strategy.finish(self.model, number=number)
+            self.model = self._aggregation.finish(self.model, number)
         except (InvalidUpdate, TooFewUpdates) as error:
             return str(error)
         except OSError:  # the server's disk is at fault, and the next round would fail too
@@ -337,13 +347,7 @@ class Server:
         except Exception as error:  # a bug of the strategy; the next round may succeed
             log.exception("the strategy could not finish round %d", number)
             return f"the strategy could not finish it: {describe(error)}"
-        try:
-            model = plain(model)
-            check(model, like=self.model)  # finite updates may still overflow
-        except InvalidUpdate as error:
-            self._strategy.reject()
-            return f"what {type(self._strategy).__name__} came to is no model: {error}"
-        self.model, self.number = model, number
+        self.number = number
         self._save()
         return ""
 
@@ -357,6 +361,7 @@ class Server:
             "is_over": self.is_over,
             "standings": self._collector.state(),
             "model": dict(self.model),
+            "roles": dict(self._roles),
             "strategy": {"name": type(self._strategy).__name__, "state": self._strategy.state()},
         }
         try:
@@ -401,12 +406,13 @@ class Server:
             self._client_config(number),
             deltas=strategy.deltas,
             compression=asdict(strategy.compression),
+            roles={name: role for name, role in self._roles.items() if role != "trained"},
         )
 
     def _description(self) -> Description:
         task = self._task(self.number + 1, "train")
         specs = {name: (spec.shape, spec.dtype, spec.device is not None) for name, spec in specs_of(task.model).items()}
-        return Description(task.job.round, specs, task.config, task.deltas, task.compression, time.time())
+        return Description(task.job.round, specs, task.config, task.deltas, task.compression, task.roles, time.time())
 
     def _client_config(self, number: int) -> Mapping[str, Any]:
         own = resolved(self._strategy.config(number), number)
@@ -447,7 +453,7 @@ class _Saved(NamedTuple):
     number: int
     is_over: bool
     standings: Mapping[str, Any]  # of its clients
-    model: Model
+    model: State
 
 
 def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: Strategy) -> _Saved:
@@ -459,8 +465,9 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
             "is_over": bool(is_over),
             "standings": dict(standings),
             "model": dict(model),
+            "roles": dict(roles),
             "strategy": {"name": str(name), "state": dict(own)},
-        } if len(federation) == 16 and is_whole(number, 1, 2**62) and model:
+        } if len(federation) == 16 and is_whole(number, 1, 2**62) and model and are_roles(roles):
             ours = type(strategy).__name__
             if name != ours:
                 raise CheckpointError(
@@ -478,10 +485,14 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
                 raise CheckpointError(
                     f"{path}: {ours} cannot restore its state: {printable(describe(error))}"
                 ) from error
-            return _Saved(uuid.UUID(bytes=federation), number, is_over, standings, model)
+            try:
+                assign(found := State(model, roles), None)
+            except (netq.InvalidOption, InvalidUpdate) as error:
+                raise CheckpointError(f"{path}: {error}; expected a checkpoint of this version") from error
+            return _Saved(uuid.UUID(bytes=federation), number, is_over, standings, found)
         case _:
             has = reprlib.repr(list(state))[1:-1]
             raise CheckpointError(
                 f"{path}: is not of a server: it has {has}; expected federation, number, is_over, standings, "
-                "model and strategy"
+                "model, roles and strategy"
             )

@@ -13,9 +13,8 @@ from fl.callbacks.base import Callback
 from fl.outline import RESERVED
 from fl.schedules import resolved
 from fl.strategies.base import Strategy
-from fl.tensors.model import check
 from fl.tensors.serialization import messages
-from fl.tensors.spec import Model
+from fl.tensors.spec import Model, specs_of
 from netq.validate import expect, flag, is_number, is_whole, whole
 
 
@@ -31,7 +30,7 @@ def check_settings(
 ) -> None:
     """Raise InvalidOption unless these are valid arguments of fl.Server; InvalidUpdate for a model without a mean."""
     expect(isinstance(model, Mapping) and len(model) > 0, "Server.model", model, "a dict of arrays or tensors by name")
-    check(model, like=model)
+    specs_of(model)
     known = isinstance(options, netq.CommunicatorOptions | None)
     form = "a netq.CommunicatorOptions, as in CommunicatorOptions(netloc=(host, port))"
     expect(known, "Server.options", options, form)

@@ -29,6 +29,7 @@ class FedAsync(Strategy):
     """
 
     buffer = 1
+    roles = ("trained", "averaged", "unit")  # the model moves by less than the whole way, and its statistics with it
 
     def __init__(self, mixing: float = 0.6, staleness: Discount | str | None = None, **options: Any) -> None:
         super().__init__(staleness=staleness or polynomial(0.5), **options)
@@ -42,7 +43,7 @@ class FedAsync(Strategy):
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Store the update and the factor of the move."""
         self._mean.fold(update.model, 1.0)
-        self._factor = self._mixing * self.discount(staleness)
+        self._factor = min(1.0, self._mixing * self.discount(staleness))
 
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the model, moved towards the update."""

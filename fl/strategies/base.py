@@ -25,6 +25,7 @@ from typing import Any
 
 from fl.compression.compressor import Compression, as_compression
 from fl.messages import Update
+from fl.tensors.roles import Role
 from fl.tensors.spec import Model
 from netq.errors import InvalidOption
 from netq.text import did_you_mean
@@ -52,6 +53,7 @@ class Strategy(abc.ABC):
     buffer: int | None = None  # updates after which an asynchronous strategy makes a model; None: it works in rounds
     least = 1  # updates; with fewer, `finish` raises TooFewUpdates. A property if it depends on options
     deltas = False  # whether `fold` gets the differences from the model that the client was sent, instead of models
+    roles: tuple[Role, ...] = ("trained",)  # of the tensors that it gets; the server takes the means of the others
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl.aggregation import integers
 from fl.aggregation.mean import Accumulator, checked_weight
 from fl.aggregation.robust import mean, mean_around_median, median, reals, scores, squared_norms, trimmed_mean
 from fl.aggregation.update_store import UpdateStore
@@ -46,6 +47,8 @@ class RobustStrategy(Strategy):
 
     folder: where the updates of a round are stored; see UpdateStore.
     """
+
+    roles = ("trained", "averaged", "unit")  # one client could move a plain mean of the statistics anywhere
 
     def __init__(self, *, folder: str | os.PathLike[str] | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -77,7 +80,11 @@ class RobustStrategy(Strategy):
         updates: indices by order of arrival, which are also the order of the kernel's rows; None: all.
         """
         for stack in self._updates.blocks(updates):
-            reals(self._result[stack.name][stack.start : stack.stop])[:] = kernel(reals(stack.matrix))
+            where, rows = slice(stack.start, stack.stop), stack.matrix
+            if self._result.specs[stack.name].is_long:
+                base = self._result.base(stack.name)[where] = rows[0]
+                rows = integers.difference(rows, base)
+            reals(self._result[stack.name][where])[:] = kernel(reals(rows))
         self.abandon()
         return self._result.finish()
 

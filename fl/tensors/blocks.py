@@ -1,7 +1,8 @@
 """Reads the elements of a model's tensors block by block, in C order for any memory layout.
 
 A block fits in the processor's cache. float16, bfloat16, float8 and float32 are computed in float32; float64, integers
-(beyond 2**53 they are rounded) and bool in float64; complex dtypes in their own precision.
+and bool in float64 (of 64-bit integers the differences: fl/aggregation/integers.py); complex dtypes in their own
+precision.
 """
 
 from __future__ import annotations
@@ -93,6 +94,17 @@ def sources(model: Model, specs: Mapping[str, Spec]) -> Iterator[tuple[str, Sour
 
     Does not read the values.
     """
+    check_names(model, specs)
+    for name, expected in specs.items():
+        tensor = model[name]
+        spec = spec_of(name, tensor)
+        if spec[:2] != expected[:2]:
+            raise InvalidUpdate(f"{name!r} is {spec}; expected {expected}")
+        yield name, Source(bits_of(tensor), expected)
+
+
+def check_names(model: Model, specs: Mapping[str, Spec]) -> None:
+    """Raise InvalidUpdate unless a model has the names of the specs, and no others."""
     if not isinstance(model, Mapping):
         raise InvalidUpdate(f"an update is a {type(model).__name__}; expected a mapping of names to arrays")
     for name in specs:
@@ -102,12 +114,6 @@ def sources(model: Model, specs: Mapping[str, Spec]) -> Iterator[tuple[str, Sour
         if name not in specs:
             what = reprlib.repr(name) if isinstance(name, str) else f"a key of type {type(name).__name__}"
             raise InvalidUpdate(f"{what} is unexpected; expected the model's {len(specs)} names only")
-    for name, expected in specs.items():
-        tensor = model[name]
-        spec = spec_of(name, tensor)
-        if spec[:2] != expected[:2]:
-            raise InvalidUpdate(f"{name!r} is {spec}; expected {expected}")
-        yield name, Source(bits_of(tensor), expected)
 
 
 def bits_of(tensor: Any) -> NDArray[Any]:
@@ -122,21 +128,41 @@ def bits_of(tensor: Any) -> NDArray[Any]:
     return array
 
 
+def source_of(name: str, tensor: Any) -> Source:
+    """Return a tensor as a Source. Raises InvalidUpdate for any other object."""
+    spec = spec_of(name, tensor)
+    return Source(bits_of(tensor), spec)
+
+
+def flat(source: Source, scratch: Scratch) -> NDArray[Any]:
+    """Return the elements in C order as float64, of complex dtypes as complex128. Allocates their memory."""
+    wide = np.empty(source.spec.size, np.result_type(source.spec.accumulator, np.float64))
+    start = 0
+    for block in source.blocks(scratch):
+        wide[start : start + block.size] = block
+        start += block.size
+    return wide
+
+
 def check_finite(name: str, source: Source, scratch: Scratch) -> None:
     """Raise InvalidUpdate if the tensor holds NaN or infinity."""
+    if not is_finite(source, scratch):
+        raise InvalidUpdate(f"{name!r} holds NaN or infinity; expected finite values")
+
+
+def is_finite(source: Source, scratch: Scratch) -> bool:
+    """Return whether a tensor holds neither NaN nor infinity."""
     if source.spec.is_exact:
-        return
+        return True
     with np.errstate(over="ignore", invalid="ignore"):
         if source.bits.flags.c_contiguous and source.bits.dtype in _BLAS_DTYPES:
             whole = source.bits.reshape(-1)
             if math.isfinite(np.dot(whole, whole)):  # the sum of finite squares may overflow: then look block by block
-                return
-        for block in source.blocks(scratch):
-            if not _is_finite(block, scratch):
-                raise InvalidUpdate(f"{name!r} holds NaN or infinity; expected finite values")
+                return True
+        return all(_are_finite(block, scratch) for block in source.blocks(scratch))
 
 
-def _is_finite(block: NDArray[Any], scratch: Scratch) -> bool:
+def _are_finite(block: NDArray[Any], scratch: Scratch) -> bool:
     """Return whether all elements are finite.
 
     The sum of squares reads memory fastest. It may overflow although all elements are finite; then each is tested.
@@ -161,7 +187,7 @@ def restore(mean: NDArray[Any], spec: Spec, scratch: Scratch) -> Any:
 def _narrow(mean: NDArray[Any], dtype: np.dtype[Any], scratch: Scratch) -> NDArray[Any]:
     if dtype.kind == "b":
         return mean > 0.5
-    if dtype.kind in "iu":
+    if dtype.kind in "iu" and mean.dtype.kind == "f":
         return _round(mean, dtype, scratch)
     narrow: NDArray[Any] = mean.astype(dtype, copy=False)
     return narrow
@@ -170,8 +196,6 @@ def _narrow(mean: NDArray[Any], dtype: np.dtype[Any], scratch: Scratch) -> NDArr
 def _round(mean: NDArray[Any], dtype: np.dtype[Any], scratch: Scratch) -> NDArray[Any]:
     rounded = np.empty(mean.size, dtype)
     low, high = float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
-    if int(high) > np.iinfo(dtype).max:  # of 64-bit integers: float(max) rounds up, out of range
-        high = math.nextafter(high, 0)
     for start in range(0, mean.size, BLOCK):
         block = mean[start : start + BLOCK]
         whole = np.rint(block, out=scratch.of(mean.dtype, block.size))

@@ -77,6 +77,11 @@ class Spec(NamedTuple):
         """Whether the dtype is an integer or bool. Means of such tensors are rounded."""
         return self.dtype.startswith(("bool", "int", "uint"))
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the dtype has integers that no float64 holds: fl/aggregation/integers.py computes with them."""
+        return self.dtype in ("int64", "uint64")
+
     def __str__(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
 

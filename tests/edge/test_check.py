@@ -223,7 +223,7 @@ def test_a_task_that_comes_first_is_declined(tmp_path: Path) -> None:
         job = Job(7, 3, "train")
         server.put(Task(job, {"w": np.zeros(3)}, {}), peer)
         assert server.get(timeout=LIMIT).data == Reply(job, "this is edge check, which does no tasks")
-        server.put(Description(3, {}, {}, False, {}, time.time()), peer)
+        server.put(Description(3, {}, {}, False, {}, {}, time.time()), peer)
     assert status == [0]
 
 
@@ -253,7 +253,7 @@ def test_model_that_the_device_cannot_take_is_not_made(
     monkeypatch.setattr(edge.check, "_zeros", lambda *tensor: pytest.fail("it was made"))
     status: list[int] = []
     with asked(tmp_path, status, more="[training]\nmemory = 200\n") as (server, peer):
-        server.put(Description(3, {"w": tensor}, {}, False, {}, time.time()), peer)
+        server.put(Description(3, {"w": tensor}, {}, False, {}, {}, time.time()), peer)
     assert status == [1]
     assert capsys.readouterr().err.startswith(f"edge: {error}")
 

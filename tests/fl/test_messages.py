@@ -54,7 +54,7 @@ def reply(content: Any, **others: Any) -> dict[str, Any]:
 
 
 def description(**changed: Any) -> dict[str, Any]:
-    fields = {"round": 1, "tensors": {}, "config": {}, "deltas": False, "compression": {}, "time": 1.0}
+    fields = {"round": 1, "tensors": {}, "config": {}, "deltas": False, "compression": {}, "roles": {}, "time": 1.0}
     return message("Description", **{**fields, **changed})
 
 
@@ -71,7 +71,9 @@ PACKED = ["float32", [3], "int8", 0, False, np.zeros(0, np.uint8)]
         End(2**62),
         Leave("too hot"),
         Describe("edge check"),
-        Description(3, {"w": ((2, 3), "float32", False)}, {"rate": 0.1}, True, {"dtype": "int8"}, 1.5e9),
+        Description(
+            3, {"w": ((2, 3), "float32", False)}, {"rate": 0.1}, True, {"dtype": "int8"}, {"m": "local"}, 1.5e9
+        ),
     ],
     ids=lambda message: str(message)[:40],
 )

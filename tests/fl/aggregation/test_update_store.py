@@ -54,7 +54,8 @@ def numbers(seed: int, size: int = 70_000) -> NDArray[Any]:
     ("dtype", "wide"),
     [
         *[(name, "f4") for name in ("float16", "float32", "bfloat16", "float8_e5m2")],
-        *[(name, "f8") for name in ("float64", "bool", "int8", "int64", "uint8")],
+        *[(name, "f8") for name in ("float64", "bool", "int8", "int32", "uint8")],
+        ("int64", "i8"),
         *[("complex64", "c8"), ("complex128", "c16")],
     ],
 )

@@ -106,6 +106,7 @@ def test_example_of_the_page_loads(
         "suspend_after": 3,
         "void_rounds": 10,
         "void_pause": 1.0,
+        "roles": {"head.*": "local"},
     }
     assert config.checkpoint == tmp_path / "federation.ckpt"
     assert config.initial()["w"].tolist() == [0.0] * 3
@@ -175,6 +176,8 @@ def test_the_best_model_is_written_next_to_the_last(tmp_path: Path, text: str, a
     ("text", "message"),
     [
         (LEAST + 'save_best = "accuracy"\n', "model.save_best: needs model.save"),
+        (LEAST + '[roles]\n"head.*" = "mine"\n', "roles.head.*: 'mine'; expected one of trained, averaged, unit"),
+        (LEAST + '[roles]\nhead.w = "local"\n', "roles.head: {'w': 'local'}; expected one of trained, averaged"),
         (LEAST + 'save = "m.npz"\nsave_best = 3\n', 'model.save_best: 3; expected a metric, as in "server_accuracy"'),
         (LEAST + 'save = "m.npz"\nsave_best = { metric = "" }\n', "model.save_best: metric: ''; expected a name"),
         (LEAST + 'save = "m.npz"\nsave_best = { lowest = true }\n', "model.save_best: {'lowest': True}; expected"),

@@ -47,6 +47,7 @@ def state(name: str) -> dict[str, Any]:
         "is_over": False,
         "standings": {"train": standing, "evaluate": {"turn": 0, "records": {}}},
         "model": model,
+        "roles": {"w": "trained", "n": "averaged", "head": "local"},
         "strategy": strategy,
     }
 
