@@ -39,7 +39,7 @@ from fl.server.validation import check_config, check_limits, check_settings, che
 from fl.server.waiting import pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
-from fl.tensors.model import check
+from fl.tensors.model import check, separate
 from fl.tensors.spec import Model, plain, specs_of
 from netq.text import describe, printable
 from netq.validate import is_whole
@@ -103,7 +103,7 @@ class Server:
         check_settings(model, options, strategy, min_clients, deadline, grace, config, evaluate)
         check_limits(min_clients, wait, close_early, suspend_after, void_rounds, void_pause)
         bounds = limits(model, memory_limit)
-        self.model: Model = plain(model)
+        self.model: Model = separate(plain(model))
         self.number = 0  # of the last round that counted
         self.is_over = False  # whether a callback has ended the rounds; a resumed server knows it, too
         self._callbacks = Callbacks(checked_callbacks(callbacks))
@@ -343,7 +343,7 @@ class Server:
         except InvalidUpdate as error:
             self._strategy.reject()
             return f"what {type(self._strategy).__name__} came to is no model: {error}"
-        self.model, self.number = model, number
+        self.model, self.number = separate(model), number
         self._save()
         return ""
 

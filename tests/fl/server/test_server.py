@@ -206,6 +206,42 @@ def test_each_client_has_memory_of_its_own() -> None:
     assert seen == [[0] * 3] * 2 + [[4] * 3] * 2
 
 
+def tied(base: Any) -> dict[str, Any]:
+    """Names for one memory: as it is, in another shape, a part of it, overlapping and with gaps."""
+    parts = {"start": base[:6], "end": base[4:], "every second": base[::2]}
+    return {"wte": base, "lm_head": base, "column": base.reshape(-1, 1), **parts}
+
+
+@pytest.mark.parametrize("base", [np.zeros(9, np.float32), torch.zeros(9), torch.nn.Parameter(torch.zeros(9))])
+def test_tied_weights_change_once_in_each_round(base: Any) -> None:
+    def adds_in_place(model: Any, config: Mapping[str, Any]) -> Update:
+        with torch.no_grad():
+            for name in model:
+                model[name] += 1
+        return Update(model, 1)
+
+    with Federation(tied(base), min_clients=1) as federation:
+        federation.join(A, adds_in_place)
+        for number in (1, 2):
+            federation.round(1)
+            values = {float(value) for tensor in federation.server.model.values() for value in tensor.flatten()}
+            assert values == {number}
+
+
+def test_model_of_a_strategy_with_tied_weights_is_separated() -> None:
+    class Ties(fl.FedAvg):
+        def finish(self, model: Any, *, number: int) -> dict[str, Any]:
+            done = super().finish(model, number=number)
+            return {"w": done["w"], "v": done["w"]}
+
+    with Federation({"w": np.zeros(3, np.float32), "v": np.zeros(3, np.float32)}, strategy=Ties()) as federation:
+        for id in (A, B):
+            federation.join(id, lambda model, config: Update(model, 1))
+        federation.round(2)
+        one, other = federation.server.model.values()
+        assert not np.shares_memory(np.asarray(one), np.asarray(other))
+
+
 def test_clients_get_the_round_and_the_config() -> None:
     told: list[Any] = []
 
