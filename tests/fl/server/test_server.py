@@ -608,6 +608,65 @@ def test_updates_of_a_failed_round_are_dropped(error: Exception, raised: bool) -
         assert set(federation.w) == {1.0}
 
 
+class Grows(fl.FedAvg):
+    """FedAvg with a model that has another shape after each round."""
+
+    def finish(self, model: Any, *, number: int) -> dict[str, Any]:
+        return {"w": np.append(super().finish(model, number=number)["w"], np.float32(0))}
+
+
+def stalls(train: Train, caplog: pytest.LogCaptureFixture, **settings: Any) -> str:
+    """The error of rounds that never count, and the warnings of what all clients fail of."""
+    with Federation(void_pause=0, **settings) as federation:
+        for id in (A, B):
+            federation.join(id, train)
+        with pytest.raises(fl.FederationStalled) as caught:
+            for _ in federation.server.rounds(3):
+                pass
+    warnings = [each.getMessage() for each in caplog.records if "all clients fail for one" in each.getMessage()]
+    assert len(warnings) <= 1
+    return "\n".join([*warnings, str(caught.value)])
+
+
+@pytest.mark.parametrize(
+    ("train", "strategy", "reason"),
+    [
+        (lambda model, config: model, fl.FedAvg(), "TypeError: <lambda> returned dict; expected fl.Update"),
+        (gives(1), fl.FedNova(), "steps"),
+        (gives(1), Grows(), "what Grows came to is no model"),
+        (gives(math.nan), fl.FedAvg(), "NaN"),
+    ],
+)
+def test_mistake_of_all_clients_is_told_at_once_and_stalls_soon(
+    train: Train, strategy: fl.Strategy, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warning, error = stalls(train, caplog, strategy=strategy).split("\n")
+    assert reason in warning
+    assert error.startswith("round 1 did not count 6 times in a row (each time for the same reason)")
+
+
+@pytest.mark.parametrize(("works", "number"), [(1, 2), (0, 1)])
+def test_federation_that_has_worked_or_fails_in_many_ways_gets_all_attempts(
+    works: int, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        calls.append(config["round"])
+        if config["round"] > works:
+            raise OSError("share away" if works else f"call {len(calls)}")
+        return Update(model, 1)
+
+    error = stalls(train, caplog).split("\n")[-1]
+    assert error.startswith(f"round {number} did not count 10 times in a row (void_rounds)")
+
+
+@pytest.mark.parametrize("count", ["3", 2.5, None])
+def test_wrong_number_of_rounds_is_refused(count: Any) -> None:
+    with Federation() as federation, pytest.raises(netq.InvalidOption, match=r"rounds: .*; expected a whole number"):
+        next(federation.server.rounds(count))
+
+
 @pytest.mark.parametrize("wrong", [{"\ud800": 1.0}, {str(number): 1.0 for number in range(1001)}, {7: 1.0}])
 def test_harmful_names_of_metrics_are_refused(wrong: Any) -> None:
     with pytest.raises(fl.InvalidUpdate, match="metrics"):
