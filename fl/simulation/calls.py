@@ -73,8 +73,8 @@ class Calls:
 def _generators() -> Iterable[Any]:
     """Return the generators of this process that are objects, the older ones first as far as they can be told.
 
-    The garbage collector does not track a torch.Generator, nor a dict of nothing else: they are found by what refers to
-    them.
+    The garbage collector does not track a torch.Generator, nor a dict or tuple of nothing else (as of default
+    arguments): they are found by what refers to them.
     """
     gc.unfreeze()  # what is frozen is not listed
     young, middle, old = gc.get_objects(0), gc.get_objects(1), gc.get_objects(2)  # an object may become older meanwhile
@@ -82,8 +82,8 @@ def _generators() -> Iterable[Any]:
     found = _of({np.random.RandomState, *_BIT_GENERATORS, *_with_subclasses(random.Random)}, objects)
     if "torch" in sys.modules:
         kind = sys.modules["torch"].Generator
-        held = _of({kind, dict}, gc.get_referents(*objects))
-        held += gc.get_referents(*filterfalse(gc.is_tracked, _of({dict}, held)))
+        held = _of({kind, dict, tuple}, gc.get_referents(*objects))
+        held += gc.get_referents(*filterfalse(gc.is_tracked, _of({dict, tuple}, held)))
         found += [each for each in _of({kind}, held) if each.device.type == "cpu"]
     return {id(each): each for each in found}.values()
 

@@ -35,6 +35,11 @@ def normal_of(source: random.Random) -> list[float]:
     return [source.normalvariate(0, 1) for _ in range(SIZE)]
 
 
+def normal_of_torch(generator: torch.Generator = torch.Generator()) -> NDArray[np.float32]:  # noqa: B008
+    drawn: NDArray[np.float32] = torch.randn(SIZE, generator=generator).numpy()
+    return drawn
+
+
 DRAWS: dict[str, Draw] = {
     "np.random": lambda: np.random.normal(size=SIZE),
     "torch": lambda: torch.randn(SIZE).numpy(),
@@ -44,6 +49,7 @@ DRAWS: dict[str, Draw] = {
     "np.random.RandomState": lambda: legacy.normal(size=SIZE),
     "random.Random": lambda: normal_of(python),
     "torch.Generator": lambda: torch.randn(SIZE, generator=of_torch["cpu"]).numpy(),
+    "torch.Generator as default": normal_of_torch,
 }
 
 
@@ -77,6 +83,7 @@ def w(result: Result) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", DRAWS)
 def test_deviation_of_a_mean_of_four_noises_is_a_half(source: str) -> None:
     clients = [adds_noise(DRAWS[source])] * 4
@@ -92,6 +99,7 @@ def test_noises_of_two_rounds_are_independent(source: str) -> None:
     assert float(model["w"].std()) == pytest.approx(1, abs=0.06)
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_models_for_any_number_of_processes() -> None:
     runs = [simulate(zeros(7), [draws_from_all] * 4, 3, processes=count, seed=SEED) for count in (1, 2, 4)]
     assert w(runs[0]) == w(runs[1]) == w(runs[2])
@@ -111,6 +119,7 @@ def test_global_generators_are_seeded_alike_by_fork_and_spawn(start: Literal["fo
     assert w(found) == w(simulate(zeros(3), [draws_from_globals] * 2, 2, processes=1, seed=SEED))
 
 
+@pytest.mark.slow
 def test_evaluation_changes_no_training() -> None:
     def evaluate(model: Any, config: Mapping[str, Any]) -> Report:
         return Report(1, {"drawn": np.random.normal()})
