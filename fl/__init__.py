@@ -19,7 +19,7 @@ if sys.argv[:1] == ["-m"]:  # so it is until `python -m fl` has imported the pac
     launch.check_extra("fl")
 
 if TYPE_CHECKING:
-    from fl import data, schedules
+    from fl import callbacks, data, schedules
     from fl.aggregation.mean import WeightedMean
     from fl.callbacks.base import Callback, ClientState
     from fl.callbacks.best import EarlyStopping, SaveBest
@@ -96,6 +96,7 @@ __all__ = [
     "Update",
     "UpdateStoreError",
     "WeightedMean",
+    "callbacks",
     "data",
     "hinge",
     "polynomial",
@@ -110,7 +111,7 @@ __all__ = [
 
 # Of the public names. They are imported when they are first used: what moves messages needs no numpy.
 MODULES = {
-    "fl": ("data", "schedules"),
+    "fl": ("callbacks", "data", "schedules"),
     "fl.aggregation.mean": ("WeightedMean",),
     "fl.callbacks.base": ("Callback", "ClientState"),
     "fl.callbacks.best": ("EarlyStopping", "SaveBest"),

@@ -109,6 +109,7 @@ def simulate(
     train: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="the train function of the clients")],
     clients: Annotated[int, typer.Option(min=1, help="number of clients")] = 4,
     processes: Annotated[int | None, typer.Option(min=1, help="processes for them; default: one a core")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="of their random numbers; default: a new one")] = None,
     verbose: _Verbose = False,
 ) -> None:
     """Run an aggregator's rounds with clients in processes of this machine.
@@ -119,9 +120,8 @@ def simulate(
     """
     _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
     with _statuses():
-        _simulate(
-            Config.load(config).simulated(), function("--train", train, "farm.training:train"), clients, processes
-        )
+        train_function = function("--train", train, "farm.training:train")
+        _simulate(Config.load(config).simulated(), [train_function] * clients, processes=processes, seed=seed)
 
 
 _RunConfig = Annotated[
@@ -288,18 +288,18 @@ def _mlflow(config: Config, uri: str) -> MLflow:
         raise AddressError(f"{config.path}: callbacks.mlflow: {error}") from error
 
 
-def _simulate(config: Config, train: Callable[..., Any], clients: int, processes: int | None) -> None:
+def _simulate(config: Config, clients: list[Callable[..., Any]], **options: Any) -> None:
     with ExitStack() as stack:
         callbacks = list(_callbacks(config, stack))
         measured = [] if config.measure is None else [Measured(config.measure, callbacks)]
         try:
             result = fl.simulate(
                 config.initial_model(),
-                [train] * clients,
+                clients,
                 config.rounds,
                 strategy=config.strategy,
-                processes=processes,
                 callbacks=measured or callbacks,
+                **options,
                 **config.settings,
             )
         except InvalidOption as error:

@@ -110,6 +110,10 @@ class Trainer:
             return why
         return content
 
+    def seed_rounding(self, seed: int) -> None:
+        """Seed the random rounding of updates, unless the client has a seed of its own."""
+        self._packing.seed = seed if self._packing.seed is None else self._packing.seed
+
     def save(self) -> dict[str, Any]:
         """Return what another Trainer needs to go on as this one would: plain values, arrays and tensors by name.
 
@@ -158,7 +162,7 @@ class _Packing:
     """Packs updates. Keeps the changes that compression left out of one update, and adds them to the next."""
 
     def __init__(self, compression: Compression | str | None, seed: int | None) -> None:
-        self._seed = seed
+        self.seed = seed
         self._own = compression if compression in (None, AUTO) else as_compression(compression)
         self._compressor = Compressor(Compression())
         self._run: int | None = None  # of the server whose model was packed last
@@ -201,7 +205,7 @@ class _Packing:
         """Pack so from now on. What was not sent before is still to be sent."""
         if compression != self._compressor.compression:
             residuals = self._compressor.residuals
-            self._compressor = Compressor(compression, self._seed)
+            self._compressor = Compressor(compression, self.seed)
             self._compressor.residuals.update(residuals)
 
 

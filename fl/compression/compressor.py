@@ -6,6 +6,7 @@ calls this module, the client's. It never sees a peer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -108,10 +109,15 @@ class Compressor:
 
     def __init__(self, compression: Compression, seed: int | None = None) -> None:
         self.compression = compression
-        self._random = np.random.SFC64(seed)
+        self._seed = seed
         self.residuals: dict[str, NDArray[Any]] = {}
         if compression.zstd is not None:
             zstandard()
+
+    @functools.cached_property
+    def _random(self) -> np.random.SFC64:
+        """Made by the first update: a client that has sent none has no random state that a fork would copy."""
+        return np.random.SFC64(self._seed)
 
     def reset(self) -> None:
         """Discard the residual: it belongs to another model."""

@@ -7,7 +7,7 @@ no Ray. Each node has a communicator and a thread of its own in one of the proce
 from __future__ import annotations
 
 import os
-import threading
+import secrets
 from collections.abc import Mapping
 
 from flwr.app import Context, Message
@@ -17,6 +17,7 @@ from fl.flower.apps import ClientApp, ServerApp, check_client_app, check_server_
 from fl.flower.grid import Grid
 from fl.flower.node import Node
 from fl.flower.runner import run_on
+from fl.simulation.calls import Calls
 from fl.simulation.processes import WorkerPool
 from fl.simulation.worker import Start
 from netq.validate import expect, is_whole
@@ -45,15 +46,16 @@ def simulate(
     check_client_app("simulate.client_app", client_app)
     expect(is_whole(nodes, 1), "simulate.nodes", nodes, "a whole number, 1 or more")
     expect(processes is None or is_whole(processes, 1), "simulate.processes", processes, "1 or more, or None")
-    turn = threading.Lock()  # each process has a copy: apps need not be thread-safe
+    calls = Calls(secrets.randbits(63))  # each process has a copy
 
     def one_by_one(message: Message, context: Context) -> Message:
-        with turn:
+        with calls.alone(int(context.node_config["partition-id"]), message.metadata.message_type):
             return client_app(message, context)
 
     every = [Node(one_by_one, {"partition-id": number, "num-partitions": nodes}) for number in range(nodes)]
     count = min(processes or len(os.sched_getaffinity(0)), nodes)
-    with WorkerPool([{part: every[part] for part in range(first, nodes, count)} for first in range(count)]) as workers:
+    shares = [{part: every[part] for part in range(first, nodes, count)} for first in range(count)]
+    with WorkerPool(shares, calls) as workers:
         workers.start("fork")  # before the grid's communicator exists: a communicator does not work in a fork
         events = netq.EventOptions(ini=workers.connected)
         options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), events=events)

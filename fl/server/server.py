@@ -28,7 +28,7 @@ from fl.callbacks.base import Callback, Callbacks
 from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewUpdates
 from fl.messages import Description, Job, Task
 from fl.outline import Purpose
-from fl.report import RoundReport, RoundState
+from fl.report import ClientFailure, FailureKind, RoundReport, RoundState
 from fl.schedules import resolved
 from fl.server import details
 from fl.server.aggregation import Aggregation
@@ -40,15 +40,18 @@ from fl.server.validation import check_config, check_limits, check_settings, che
 from fl.server.waiting import pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
+from fl.tensors.model import separate
 from fl.tensors.roles import IN_MODEL, State, are_roles, assign, check_values, of_role, summary
 from fl.tensors.spec import Model, plain, specs_of
 from netq.text import describe, printable
-from netq.validate import is_whole
+from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
 
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
 _NAMED = 3  # clients that an error or a line of the log names
+_OF_PROGRAMS = (FailureKind.INVALID, FailureKind.FAILED, FailureKind.ERROR, FailureKind.VOID)  # and of no link
+_ALIKE = 6  # attempts of the first round, if all fail alike: 31 s of pauses, in which further devices have connected
 
 
 class Server:
@@ -67,7 +70,8 @@ class Server:
                   client counts from its second task on.
     suspend_after: tasks without a good answer, among a client's last eight times as many, after which it is suspended:
                   rounds do not wait for it until it has given some good answers.
-    void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled.
+    void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled. 6 at most for the
+                  first round, if all clients fail for the same reason each time.
     void_pause:   seconds before the second attempt of a round; twice as many before each further one, 60 at most.
     grace:        seconds; a client without a connection for longer is lost, and the round does not wait for it.
     roles:        what tensors are, by name or by pattern, as in {"*.bn*": "local", "mask": "constant"}: "trained",
@@ -111,7 +115,7 @@ class Server:
         check_values(model, self._roles)
         if set(self._roles.values()) != {"trained"}:
             log.info("tensors of the model: %s", summary(self._roles))
-        self.model: Model = plain(of_role(model, self._roles, *IN_MODEL))
+        self.model: Model = separate(plain(of_role(model, self._roles, *IN_MODEL)))
         bounds = limits(self.model, memory_limit)
         self.number = 0  # of the last round that counted
         self.is_over = False  # whether a callback has ended the rounds; a resumed server knows it, too
@@ -130,6 +134,7 @@ class Server:
         self._dominant: set[uuid.UUID] = set()  # clients with more than half of the examples of the last round
         self._has_begun = False  # the first round of this server
         self._voids = 0  # attempts since the last round that counted
+        self._alike: set[ClientFailure] = set()  # the failure of all clients in each of them, if there is one
         self._config = dict(config or {})
         self._evaluate = evaluate
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
@@ -204,8 +209,9 @@ class Server:
         """Run rounds until `count` have counted, or a callback stops. Yield each report when `model` is the new one.
 
         A round that does not count is reported too, without clients, and run again after a pause. Raises
-        FederationStalled after `void_rounds` such attempts in a row, and Closed.
+        FederationStalled after `void_rounds` such attempts in a row, InvalidOption, and Closed.
         """
+        expect(is_whole(count), "Server.rounds: count", count, "a whole number")
         end = self.number + count
         while self.number < end:
             report = self.round()
@@ -307,12 +313,7 @@ class Server:
 
     def _pause(self, report: RoundReport) -> None:
         """Wait before the next attempt of a round. Raises FederationStalled if there were too many."""
-        if self._voids >= self._void_rounds:
-            reasons = "; ".join(f"{peer}: {failure}" for peer, failure in islice(report.failures.items(), _NAMED))
-            raise FederationStalled(
-                f"round {report.number} did not count {self._voids} times in a row (void_rounds); in the last attempt "
-                f"{len(report.failures)} clients failed{': ' if reasons else ''}{reasons}"
-            )
+        self._check_stalled(report)
         seconds = pause_after(self._voids, self._void_pause)
         log.info("round %d is run again in %g s (attempt %d)", report.number, seconds, self._voids + 1)
         until = time.monotonic() + seconds
@@ -320,6 +321,25 @@ class Server:
             self._tasks.sessions_changed.clear()
             self._tasks.read()  # who asks what tasks are like, may do so just because rounds do not count
             self._tasks.sessions_changed.wait(min(left, _CHECK))
+
+    def _check_stalled(self, report: RoundReport) -> None:
+        """Raise FederationStalled after too many attempts. Log the failure of all clients, if they have the same."""
+        alike = set(report.failures.values())
+        if len(alike) != 1 or not all(failure.why in _OF_PROGRAMS for failure in alike):
+            alike = set()
+        elif self._voids <= 1:
+            text = "round %d: all clients fail for one reason; if that is a mistake in a program, no pause mends it: %s"
+            log.warning(text, report.number, *alike)
+        self._alike = alike if self._voids <= 1 else self._alike & alike
+        limit, why = self._void_rounds, "void_rounds"
+        if self._alike and self.number == 0 and limit > _ALIKE:
+            limit, why = _ALIKE, "each time for the same reason"
+        if self._voids >= limit:
+            reasons = "; ".join(f"{peer}: {failure}" for peer, failure in islice(report.failures.items(), _NAMED))
+            raise FederationStalled(
+                f"round {report.number} did not count {self._voids} times in a row ({why}); in the last attempt "
+                f"{len(report.failures)} clients failed{': ' if reasons else ''}{reasons}"
+            )
 
     def _train(self, number: int, clients: Collection[uuid.UUID]) -> RoundState:
         """Make the next model of the clients' updates. Leave the model unchanged if there are too few good ones."""
@@ -339,7 +359,7 @@ class Server:
     def _finish(self, number: int) -> str:
         """Set the next model. Return why there is none, "" if there is one."""
         try:
-            self.model = self._aggregation.finish(self.model, number)
+            self.model = separate(self._aggregation.finish(self.model, number))
         except (InvalidUpdate, TooFewUpdates) as error:
             return str(error)
         except OSError:  # the server's disk is at fault, and the next round would fail too

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import netq
 from fl.errors import SimulationError
+from fl.simulation.calls import Calls
 from fl.simulation.worker import Share, Start, work
 
 _EXIT_TIMEOUT = 2.0  # seconds that a process has after the last round, to print what it has to print and exit
@@ -70,8 +71,9 @@ class _Worker:
 class WorkerPool:
     """The worker processes of one simulation. A context manager."""
 
-    def __init__(self, shares: Sequence[Share]) -> None:
+    def __init__(self, shares: Sequence[Share], calls: Calls) -> None:
         self._shares = shares
+        self._calls = calls
         self._workers: list[_Worker] = []
         self._absent = {partition for share in shares for partition in share}
         self._complete = threading.Event()  # all clients are connected, or an error has occurred
@@ -106,7 +108,7 @@ class WorkerPool:
         for share in self._shares:
             ours, theirs = Pipe()
             with theirs, _sigint_blocked():
-                pid = launch(share, theirs, [*(worker.pipe for worker in self._workers), ours])
+                pid = launch(share, self._calls, theirs, [*(worker.pipe for worker in self._workers), ours])
                 self._workers.append(_Worker(share, pid, ours))
 
     def connected(self, client: uuid.UUID) -> None:
@@ -176,7 +178,7 @@ def _sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _fork(share: Share, theirs: Connection, ours: Sequence[Connection]) -> int:
+def _fork(share: Share, calls: Calls, theirs: Connection, ours: Sequence[Connection]) -> int:
     """Start a copy of this process, and return its id. `ours` are the parent's ends of all pipes."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # otherwise both processes write what is buffered
@@ -191,16 +193,16 @@ def _fork(share: Share, theirs: Connection, ours: Sequence[Connection]) -> int:
     try:
         for pipe in ours:
             pipe.close()  # otherwise the pipes stay open when the parent ends
-        work(share, theirs)
+        work(share, calls, theirs)
         status = 0
     finally:
         os._exit(status)  # exit handlers belong to the parent
 
 
-def _spawn(share: Share, theirs: Connection, ours: Sequence[Connection]) -> int:
+def _spawn(share: Share, calls: Calls, theirs: Connection, ours: Sequence[Connection]) -> int:
     """Start a new interpreter, and return its process id. Raises InvalidOption."""
     try:
-        pickled = pickle.dumps(share)
+        pickled = pickle.dumps((share, calls))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise netq.InvalidOption(
             f"simulate.clients: cannot be pickled: {error}; expected functions of a module, or start='fork'"

@@ -13,7 +13,9 @@ before `simulate` returns, and when this process ends. Processes that a client's
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,22 +26,32 @@ from fl.callbacks.base import Callback, ClientState
 from fl.client import Client
 from fl.report import RoundReport
 from fl.server.server import Server
+from fl.simulation.calls import Calls
 from fl.simulation.processes import WorkerPool
 from fl.simulation.worker import Share, Start
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.spec import Model
 from fl.trainer import Train
-from netq.validate import expect
+from netq.validate import expect, is_whole
+
+log = logging.getLogger("netq.fl")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a simulation: the last model, and of each round its report and the result of `measure`."""
+    """The result of a simulation.
+
+    model:    the last one.
+    reports:  of all attempts of rounds.
+    measured: what `measure` returned after each of them.
+    seed:     with it, `simulate` repeats this run.
+    """
 
     model: dict[str, Any]
     reports: Sequence[RoundReport]
     measured: Sequence[Any]
+    seed: int
 
 
 def simulate(
@@ -52,6 +64,7 @@ def simulate(
     protocol: netq.Protocol = netq.Protocol.TCP,
     start: Literal["fork", "spawn"] = "fork",
     measure: Callable[[Any], Any] | None = None,
+    seed: int | None = None,
     **settings: Any,
 ) -> Result:
     """Run a federation in processes of this machine, and return its result.
@@ -64,22 +77,28 @@ def simulate(
     protocol:  Protocol.TCP or Protocol.SHM.
     start:     "fork" accepts any function, also of a notebook; "spawn" accepts functions that can be imported.
     measure:   called with the model after each round, in this process.
+    seed:      of the clients' random numbers (docs/how-to/simulation.md, "Random numbers"), 0 or more. None: a new one,
+               which the result has.
     settings:  the other arguments of fl.Server, except `options`.
 
-    Updates are folded in the order in which the strategy selected their clients. Two runs give the same model to the
-    last bit if clients and strategy depend on their seeds only. Asynchronous strategies are the exception: they take
-    updates as they arrive. Raises SimulationError, InvalidOption, and what fl.Server and `measure` raise.
+    Updates are folded in the order in which the strategy selected their clients. Two runs with one seed give the same
+    model to the last bit if clients draw random numbers only from what it seeds, and the strategy depends on its seed
+    only. Asynchronous strategies are the exception: they take updates as they arrive. Raises SimulationError,
+    InvalidOption, and what fl.Server and `measure` raise.
     """
     strategy = strategy or FedAvg()
     shares = _shares(clients, processes, protocol, start)
+    expect(seed is None or is_whole(seed, 0), "simulate.seed", seed, "a whole number, 0 or more, or None")
+    seed = secrets.randbits(63) if seed is None else seed
     settings = {"min_clients": min(max(2, strategy.least), len(clients)), "void_pause": 0.0, **settings}
     for name in ("min_clients", "wait"):  # of more clients the server would wait for ever
         wanted, there = settings.get(name), len(clients)
         enough = not isinstance(wanted, int) or wanted <= there
         expect(enough, f"simulate.{name}", wanted, f"{there} at most, as there are {there} clients")
+    log.info("simulating %d clients in %d processes, with seed %d", len(clients), len(shares), seed)
     reports: list[RoundReport] = []
     measured: list[Any] = []
-    with WorkerPool(shares) as workers:
+    with WorkerPool(shares, Calls(seed)) as workers:
         workers.start(start)  # before the server's communicator exists: a communicator does not work in a fork
         callbacks = [_Turns(workers), *settings.pop("callbacks", ())]
         events = netq.EventOptions(ini=workers.connected)
@@ -92,7 +111,7 @@ def simulate(
                 reports.append(report)
                 if measure is not None:
                     measured.append(measure(server.model))
-    return Result(dict(server.model), reports, measured)
+    return Result(dict(server.model), reports, measured, seed)
 
 
 def _shares(
@@ -105,7 +124,7 @@ def _shares(
     listed = isinstance(clients, Sequence) and not isinstance(clients, str)
     expect(listed, "simulate.clients", clients, "a list with a train function for each client, as in [train] * 4")
     expect(processes is None or processes >= 1, "simulate.processes", processes, "1 or more, or None")
-    all_clients = {partition: _client(partition, each) for partition, each in enumerate(clients)}
+    all_clients = dict(enumerate(map(_client, clients)))
     if not all_clients:
         raise netq.InvalidOption("simulate.clients: there are none; expected train functions, or fl.Client objects")
     if len(set(map(id, all_clients.values()))) < len(all_clients):
@@ -117,10 +136,10 @@ def _shares(
     return [{part: all_clients[part] for part in range(first, len(all_clients), count)} for first in range(count)]
 
 
-def _client(partition: int, each: Train | Client) -> Client:
+def _client(each: Train | Client) -> Client:
     known = isinstance(each, Client) or callable(each)
     expect(known, "simulate.clients", each, "a train function, or an fl.Client")
-    return each if isinstance(each, Client) else Client(each, seed=partition)
+    return each if isinstance(each, Client) else Client(each)
 
 
 class _Turns(Callback):

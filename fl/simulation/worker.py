@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 import netq
 from fl.client import Client
 from fl.messages import Report, Task, Update
+from fl.simulation.calls import Calls
 from fl.trainer import Trainer
 
 
@@ -46,7 +47,7 @@ class Start(NamedTuple):
     strict: bool  # whether the first error that a client logs ends the simulation
 
 
-def work(share: Share, pipe: Connection) -> None:
+def work(share: Share, calls: Calls, pipe: Connection) -> None:
     """Run clients until the server ends the federation."""
     _close_in_children(pipe)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which then ends this process
@@ -59,7 +60,7 @@ def work(share: Share, pipe: Connection) -> None:
     if start.strict:
         logging.getLogger("netq.fl").addHandler(_ErrorForwarder(parent))
     threads = [
-        threading.Thread(target=_run_client, args=(parent, start, partition, client), name=f"client {partition}")
+        threading.Thread(target=_run_client, args=(parent, start, calls, partition, client), name=f"client {partition}")
         for partition, client in share.items()
     ]
     for thread in threads:
@@ -74,12 +75,12 @@ def work(share: Share, pipe: Connection) -> None:
 def work_unpickled(pipe: Connection) -> None:
     """Receive the clients through the pipe, then run them."""
     try:
-        share = pickle.loads(pipe.recv_bytes())
+        share, calls = pickle.loads(pipe.recv_bytes())
     except Exception as error:  # raised by the user's module during its import
         hint = "the clients cannot be unpickled; expected functions of a module that can be imported, or start='fork'"
         pipe.send(f"{hint}\n{''.join(traceback.format_exception(error))}")
         return
-    work(share, pipe)
+    work(share, calls, pipe)
 
 
 def _close_in_children(pipe: Connection) -> None:
@@ -96,7 +97,6 @@ class _Parent:
         self._sending = threading.Lock()
         self._turn_changed = threading.Condition()
         self._turns: dict[int, int] = {}  # the last round in which a client may answer, by client
-        self.training = threading.Lock()  # one client trains at a time: user functions need not be thread-safe
 
     def wait_for_start(self) -> Start:
         """Wait until the server is up, then receive turns in a thread."""
@@ -131,16 +131,18 @@ class _Parent:
 class _SimulatedTrainer(Trainer):
     """Does the tasks of a client: adds the partition to their config, and answers in turn."""
 
-    def __init__(self, trainer: Trainer, partition: int, parent: _Parent, start: Start) -> None:
+    def __init__(self, trainer: Trainer, partition: int, parent: _Parent, start: Start, calls: Calls) -> None:
         self._trainer = trainer
         self._partition = partition
         self._parent = parent
         self._start = start
+        self._calls = calls
+        trainer.seed_rounding(calls.rounding_seed(partition))
 
     def do(self, task: Task, rate: float | None = None) -> Update | Report | str:
         """Train or evaluate, one client at a time, and wait for the turn of this one."""
         config = {**task.config, "partition": self._partition, "partitions": self._start.partitions}
-        with self._parent.training:
+        with self._calls.alone(self._partition, task.job.purpose):
             content = self._trainer.do(replace(task, config=config), rate)
         if self._start.ordered and task.job.purpose == "train":
             self._parent.await_turn(self._partition, task.job.round)
@@ -159,11 +161,11 @@ class _ErrorForwarder(logging.Handler):
         self._parent.send(f"{record.threadName}: {self.format(record)}")
 
 
-def _run_client(parent: _Parent, start: Start, partition: int, client: Participant) -> None:
+def _run_client(parent: _Parent, start: Start, calls: Calls, partition: int, client: Participant) -> None:
     options = netq.CommunicatorOptions(id=uuid.UUID(int=partition), netloc=start.netloc)
     try:
         if isinstance(client, Client):
-            client.trainer = _SimulatedTrainer(client.trainer, partition, parent, start)
+            client.trainer = _SimulatedTrainer(client.trainer, partition, parent, start, calls)
         client.run(options, start.protocol)
     except BaseException as error:  # SystemExit of the user's function too: it would end this thread silently
         parent.send(f"client {partition}: {''.join(traceback.format_exception(error))}")

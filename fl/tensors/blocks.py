@@ -109,11 +109,23 @@ def check_names(model: Model, specs: Mapping[str, Spec]) -> None:
         raise InvalidUpdate(f"an update is a {type(model).__name__}; expected a mapping of names to arrays")
     for name in specs:
         if name not in model:
-            raise InvalidUpdate(f"{name!r} is missing; expected {specs[name]}")
+            raise InvalidUpdate(f"{name!r} is missing; expected {specs[name]}{_instead(name, model, specs)}")
     for name in model:
         if name not in specs:
             what = reprlib.repr(name) if isinstance(name, str) else f"a key of type {type(name).__name__}"
             raise InvalidUpdate(f"{what} is unexpected; expected the model's {len(specs)} names only")
+
+
+def _instead(missing: str, model: Model, specs: Mapping[str, Spec]) -> str:
+    """Say which name an update has instead of a missing one. Wrappers of a torch module add a prefix to all names."""
+    others = [name for name in model if isinstance(name, str) and name not in specs]
+    for name in others:
+        if f".{name}".endswith(f".{missing}") or f".{missing}".endswith(f".{name}"):
+            return (
+                f"; the update has {reprlib.repr(name)}, which differs by a prefix, as of a wrapper (torch.compile, "
+                "DistributedDataParallel, opacus): take the names of the module that is wrapped"
+            )
+    return f"; the update has {reprlib.repr(others[0])}, which the model does not have" if others else ""
 
 
 def bits_of(tensor: Any) -> NDArray[Any]:

@@ -32,6 +32,24 @@ def copied(model: Model) -> dict[str, Any]:
     return {name: _copied(tensor) for name, tensor in model.items()}
 
 
+def separate(model: Model) -> dict[str, Any]:
+    """Return a model whose tensors share no memory: one that begins where an earlier one does (tied weights) is copied.
+
+    A model of tied weights would arrive tied, and a client that adds to each tensor in place would add twice.
+    """
+    seen: set[tuple[str, int]] = set()
+    separated = {}
+    for name, tensor in model.items():
+        place = _place(tensor)
+        separated[name] = _copied(tensor) if place in seen else tensor
+        seen.add(place)
+    return separated
+
+
+def _place(tensor: Any) -> tuple[str, int]:
+    return (str(tensor.device), tensor.data_ptr()) if is_torch(tensor) else ("cpu", np.asarray(tensor).ctypes.data)
+
+
 def _copied(tensor: Any) -> Any:
     return tensor.detach().clone() if hasattr(tensor, "detach") else tensor.copy()
 

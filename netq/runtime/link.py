@@ -101,10 +101,13 @@ def fail(loop: Loop, lose: Callable[[Exception], object], error: Exception) -> N
         loop.call(lose, error)
 
 
+_system = random.SystemRandom()  # after random.seed(0), or a fork, devices would all come back at the same moment
+
+
 def backoff(attempt: int, options: ConnectionOptions) -> float:
     """Return the seconds to pause before attempt 0, 1, 2, …: "full jitter".
 
     Exponential Backoff And Jitter, M. Brooker, AWS Architecture Blog, 2015: of the schemes compared there, the
     one with the least work for a server that many clients come back to at once.
     """
-    return random.uniform(0.0, min(options.retry_max, options.retry_min * 2.0 ** min(attempt, 60)))
+    return _system.uniform(0.0, min(options.retry_max, options.retry_min * 2.0 ** min(attempt, 60)))

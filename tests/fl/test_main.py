@@ -413,8 +413,10 @@ def test_plot_draws_runs_and_names_what_is_missing(tmp_path: Path) -> None:
 
 def test_simulate_runs_the_rounds_of_a_file(tmp_path: Path) -> None:
     path = write(tmp_path, more="[strategy]\nconfig = { step = 2.0 }")
-    done = run("simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "3", "--processes", "1")
+    arguments = ["--train", "tests.fl.test_main:train", "--clients", "3", "--processes", "1", "--seed", "5"]
+    done = run("simulate", str(path), *arguments)
     assert done.returncode == 0, done.stderr
+    assert "simulating 3 clients in 1 processes, with seed 5" in done.stderr
     evaluations = [{"server_sum": 6.0 * number} for number in (1, 2, 3)]
     assert [each["evaluation"] for each in read(tmp_path / "simulated-rounds.jsonl")] == evaluations
     assert w(tmp_path / "simulated-model.npz") == [6, 6, 6]

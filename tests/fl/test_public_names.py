@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import fl
+
+ROOT = Path(__file__).parents[2]
 
 
 def imports() -> dict[str, tuple[str, ...]]:
@@ -26,6 +30,21 @@ def test_the_table_is_that_of_the_type_checker() -> None:
 @pytest.mark.parametrize("name", fl.__all__)
 def test_each_name_is_there(name: str) -> None:
     assert getattr(fl, name) is not None
+
+
+def test_dotted_names_of_the_pages_need_no_import_but_that_of_fl() -> None:
+    """Those of fl.flower do: its pages import it."""
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    names = sorted(set(re.findall(r"`fl\.(?!flower\b)([a-z]+\.[\w.]*\w)", pages)))
+    assert "callbacks.jsonl.read" in names
+    script = f"import operator, fl; [operator.attrgetter(name)(fl) for name in {names}]"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("module", [fl, fl.callbacks])
+def test_another_module_is_refused(module: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'callback'"):
+        module.callback  # noqa: B018
 
 
 def test_another_name_is_refused() -> None:

@@ -285,6 +285,17 @@ BAD: dict[str, tuple[Any, str]] = {
     "no mapping": ([1, 2], "an update is a list; expected a mapping"),
     "None": (None, "an update is a NoneType"),
     "missing": ({"w": GOOD["w"]}, r"'steps' is missing; expected int64 of shape \(\)"),
+    "another name": (
+        {"w": GOOD["w"], "step": GOOD["steps"]},
+        "'steps' is missing; .*; the update has 'step', which the model does not",
+    ),
+    **{
+        f"the prefix {prefix}": (
+            {f"{prefix}{name}": tensor for name, tensor in GOOD.items()},
+            f"'w' is missing; .*; the update has '{prefix}w', which differs by a prefix, as of a wrapper",
+        )
+        for prefix in ("_module.", "_orig_mod.", "module.")
+    },
     "unexpected": (GOOD | {"v": GOOD["w"]}, "'v' is unexpected"),
     "a key of no text": (GOOD | {10**5000: GOOD["w"]}, "a key of type int is unexpected"),
     "a long key": (GOOD | {"v" * 9000: GOOD["w"]}, "^.{,100}$"),

@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -29,7 +30,14 @@ def query(message: Message, context: Context) -> Message:
         raise OSError("the disk is full")
     if message.metadata.group_id == "die" and number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    record = MetricRecord({"number": number, "of": int(context.node_config["num-partitions"]), "pid": os.getpid()})
+    record = MetricRecord(
+        {
+            "number": number,
+            "of": int(context.node_config["num-partitions"]),
+            "pid": os.getpid(),
+            "drawn": np.random.normal(),
+        }
+    )
     return Message(
         RecordDict(
             {
@@ -72,6 +80,11 @@ def test_each_node_has_its_partition_in_a_process() -> None:
     processes = {each["pid"] for each in metrics}
     assert len(processes) == 2
     assert os.getpid() not in processes
+
+
+def test_nodes_draw_independent_numbers_in_any_process() -> None:
+    drawn: list[Any] = [reply.content["metrics"]["drawn"] for reply in simulate("once") + simulate("again")]
+    assert len(set(drawn)) == 6
 
 
 def test_app_that_raises_is_an_error_of_its_reply() -> None:

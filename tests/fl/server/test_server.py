@@ -206,6 +206,42 @@ def test_each_client_has_memory_of_its_own() -> None:
     assert seen == [[0] * 3] * 2 + [[4] * 3] * 2
 
 
+def tied(base: Any) -> dict[str, Any]:
+    """Names for one memory: as it is, in another shape, a part of it, overlapping and with gaps."""
+    parts = {"start": base[:6], "end": base[4:], "every second": base[::2]}
+    return {"wte": base, "lm_head": base, "column": base.reshape(-1, 1), **parts}
+
+
+@pytest.mark.parametrize("base", [np.zeros(9, np.float32), torch.zeros(9), torch.nn.Parameter(torch.zeros(9))])
+def test_tied_weights_change_once_in_each_round(base: Any) -> None:
+    def adds_in_place(model: Any, config: Mapping[str, Any]) -> Update:
+        with torch.no_grad():
+            for name in model:
+                model[name] += 1
+        return Update(model, 1)
+
+    with Federation(tied(base), min_clients=1) as federation:
+        federation.join(A, adds_in_place)
+        for number in (1, 2):
+            federation.round(1)
+            values = {float(value) for tensor in federation.server.model.values() for value in tensor.flatten()}
+            assert values == {number}
+
+
+def test_model_of_a_strategy_with_tied_weights_is_separated() -> None:
+    class Ties(fl.FedAvg):
+        def finish(self, model: Any, *, number: int) -> dict[str, Any]:
+            done = super().finish(model, number=number)
+            return {"w": done["w"], "v": done["w"]}
+
+    with Federation({"w": np.zeros(3, np.float32), "v": np.zeros(3, np.float32)}, strategy=Ties()) as federation:
+        for id in (A, B):
+            federation.join(id, lambda model, config: Update(model, 1))
+        federation.round(2)
+        one, other = federation.server.model.values()
+        assert not np.shares_memory(np.asarray(one), np.asarray(other))
+
+
 def test_clients_get_the_round_and_the_config() -> None:
     told: list[Any] = []
 
@@ -570,6 +606,65 @@ def test_updates_of_a_failed_round_are_dropped(error: Exception, raised: bool) -
             assert federation.server.round().failures[A].why is fl.FailureKind.VOID
         federation.round(1)
         assert set(federation.w) == {1.0}
+
+
+class Grows(fl.FedAvg):
+    """FedAvg with a model that has another shape after each round."""
+
+    def finish(self, model: Any, *, number: int) -> dict[str, Any]:
+        return {"w": np.append(super().finish(model, number=number)["w"], np.float32(0))}
+
+
+def stalls(train: Train, caplog: pytest.LogCaptureFixture, **settings: Any) -> str:
+    """The error of rounds that never count, and the warnings of what all clients fail of."""
+    with Federation(void_pause=0, **settings) as federation:
+        for id in (A, B):
+            federation.join(id, train)
+        with pytest.raises(fl.FederationStalled) as caught:
+            for _ in federation.server.rounds(3):
+                pass
+    warnings = [each.getMessage() for each in caplog.records if "all clients fail for one" in each.getMessage()]
+    assert len(warnings) <= 1
+    return "\n".join([*warnings, str(caught.value)])
+
+
+@pytest.mark.parametrize(
+    ("train", "strategy", "reason"),
+    [
+        (lambda model, config: model, fl.FedAvg(), "TypeError: <lambda> returned dict; expected fl.Update"),
+        (gives(1), fl.FedNova(), "steps"),
+        (gives(1), Grows(), "what Grows came to is no model"),
+        (gives(math.nan), fl.FedAvg(), "NaN"),
+    ],
+)
+def test_mistake_of_all_clients_is_told_at_once_and_stalls_soon(
+    train: Train, strategy: fl.Strategy, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warning, error = stalls(train, caplog, strategy=strategy).split("\n")
+    assert reason in warning
+    assert error.startswith("round 1 did not count 6 times in a row (each time for the same reason)")
+
+
+@pytest.mark.parametrize(("works", "number"), [(1, 2), (0, 1)])
+def test_federation_that_has_worked_or_fails_in_many_ways_gets_all_attempts(
+    works: int, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        calls.append(config["round"])
+        if config["round"] > works:
+            raise OSError("share away" if works else f"call {len(calls)}")
+        return Update(model, 1)
+
+    error = stalls(train, caplog).split("\n")[-1]
+    assert error.startswith(f"round {number} did not count 10 times in a row (void_rounds)")
+
+
+@pytest.mark.parametrize("count", ["3", 2.5, None])
+def test_wrong_number_of_rounds_is_refused(count: Any) -> None:
+    with Federation() as federation, pytest.raises(netq.InvalidOption, match=r"rounds: .*; expected a whole number"):
+        next(federation.server.rounds(count))
 
 
 @pytest.mark.parametrize("wrong", [{"\ud800": 1.0}, {str(number): 1.0 for number in range(1001)}, {7: 1.0}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from netq.options import ConnectionOptions
 from netq.runtime.link import backoff
 
@@ -13,3 +15,12 @@ def test_backoff_is_below_a_bound_that_doubles_to_the_maximum() -> None:
         pauses = [backoff(attempt, OPTIONS) for _ in range(300)]
         assert 0.0 <= min(pauses) < bound / 4, "jitter over all of it: 300 times above a quarter is no chance"
         assert bound * 3 / 4 < max(pauses) <= bound
+
+
+def test_backoff_neither_follows_nor_moves_the_programs_random_state() -> None:
+    random.seed(1)
+    state = random.getstate()
+    pauses = {backoff(5, OPTIONS), backoff(5, OPTIONS)}
+    assert random.getstate() == state
+    random.seed(1)
+    assert backoff(5, OPTIONS) not in pauses

@@ -1,0 +1,126 @@
+"""Calls of the clients' functions in one worker process: one at a time, each with random numbers of its own.
+
+A fork has its parent's random state: without a new seed, clients of different processes would draw equal numbers.
+Made in the parent process, before it forks, by fl/simulation/simulate.py and fl/flower/simulation.py. Used in the
+worker, by the threads of its clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import random
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import compress, filterfalse
+from typing import Any
+
+import numpy as np
+
+_SEED = 16  # bytes
+_TORCH = 8 * _SEED - 63  # bits that torch does not take
+_BIT_GENERATORS = (
+    *(np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM),
+    *(np.random.Philox, np.random.SFC64),
+)
+
+
+class Calls:
+    """Runs calls one at a time, and seeds the random generators before each of them.
+
+    These are the global generators of Python, numpy and torch, and all objects of `random.Random`, of numpy and of
+    `torch.Generator` (on the CPU) that exist now. A generator's seed is a hash of `seed`, the client, the purpose, the
+    number of the client's calls for this purpose, and the generator's name.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators = _named(_generators())
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._one_at_a_time = threading.Lock()  # user functions need not be thread-safe
+
+    def __reduce__(self) -> tuple[type[Calls], tuple[int]]:
+        return Calls, (self._seed,)  # a spawned process finds its own generators, when it has imported the clients
+
+    @contextlib.contextmanager
+    def alone(self, client: int, purpose: str) -> Iterator[None]:
+        """Run one call of a client's function in the `with` block."""
+        with self._one_at_a_time:
+            self._counts[client, purpose] += 1
+            self._seed_all(client, purpose, self._counts[client, purpose])
+            yield
+
+    def rounding_seed(self, client: int) -> int:
+        """Return a seed for the random rounding of a client's updates."""
+        return _whole(self._hash(client, "rounding"))
+
+    def _hash(self, *key: int | str) -> bytes:
+        return hashlib.blake2b(repr((self._seed, *key)).encode(), digest_size=_SEED).digest()
+
+    def _seed_all(self, *call: int | str) -> None:
+        """Seed the objects, then the global generators, which are among the objects under a name that may change."""
+        for name, generator in self._generators.items():
+            _reseed(generator, self._hash(*call, name))
+        random.seed(_whole(self._hash(*call, "random")))
+        np.random.seed(np.frombuffer(self._hash(*call, "numpy"), np.uint32))
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(_whole(self._hash(*call, "torch")) >> _TORCH)  # of all devices
+
+
+def _generators() -> Iterable[Any]:
+    """Return the generators of this process that are objects, the older ones first as far as they can be told.
+
+    The garbage collector does not track a torch.Generator, nor a dict or tuple of nothing else (as of default
+    arguments): they are found by what refers to them.
+    """
+    gc.unfreeze()  # what is frozen is not listed
+    young, middle, old = gc.get_objects(0), gc.get_objects(1), gc.get_objects(2)  # an object may become older meanwhile
+    objects = [*old, *middle, *young]
+    found = _of({np.random.RandomState, *_BIT_GENERATORS, *_with_subclasses(random.Random)}, objects)
+    if "torch" in sys.modules:
+        kind = sys.modules["torch"].Generator
+        held = _of({kind, dict, tuple}, gc.get_referents(*objects))
+        held += gc.get_referents(*filterfalse(gc.is_tracked, _of({dict, tuple}, held)))
+        found += [each for each in _of({kind}, held) if each.device.type == "cpu"]
+    return {id(each): each for each in found}.values()
+
+
+def _of(kinds: set[type], objects: list[Any]) -> list[Any]:
+    """Return the objects of these types. There may be a million, so the loop is one in C."""
+    return list(compress(objects, map(kinds.__contains__, map(type, objects))))
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
+
+
+def _named(generators: Iterable[Any]) -> dict[str, Any]:
+    """Number the generators of each type: the only one of its type has the same name in each run of a program."""
+    numbers: Counter[str] = Counter()
+    named = {}
+    for generator in generators:
+        kind = type(generator).__qualname__
+        named[f"{kind} {numbers[kind]}"] = generator
+        numbers[kind] += 1
+    return named
+
+
+def _reseed(generator: Any, seed: bytes) -> None:
+    if isinstance(generator, random.Random):
+        random.Random.seed(generator, _whole(seed))
+    elif isinstance(generator, np.random.RandomState):
+        with contextlib.suppress(TypeError):  # its bit generator is no MT19937; it is an object of the list itself
+            generator.seed(np.frombuffer(seed, np.uint32))
+    elif isinstance(generator, np.random.MT19937):
+        np.random.RandomState(generator).seed(np.frombuffer(seed, np.uint32))  # a tenth of the time of the way below
+    elif hasattr(generator, "manual_seed"):  # torch's
+        generator.manual_seed(_whole(seed) >> _TORCH)
+    else:
+        generator.__setstate__(type(generator)(_whole(seed)).__getstate__())  # with the seeds for its spawn()
+
+
+def _whole(seed: bytes) -> int:
+    return int.from_bytes(seed, "little")

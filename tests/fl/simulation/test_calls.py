@@ -1,0 +1,176 @@
+"""Random numbers of simulated clients: independent between clients and calls, equal for any number of processes.
+
+The table of deviations: `python -m pytest tests/fl/simulation/test_calls.py -k deviation -s`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import fl
+import netq
+from fl.messages import Report, Update
+from fl.simulation.calls import Calls
+from fl.simulation.simulate import Result, simulate
+
+SIZE = 10_000
+SEED = 31
+
+generator, legacy, python = np.random.default_rng(), np.random.RandomState(), random.Random()
+of_torch = {"cpu": torch.Generator()}  # the garbage collector tracks neither the dict nor the generator
+children = np.random.default_rng()
+Draw = Callable[[], Any]
+
+
+def normal_of(source: random.Random) -> list[float]:
+    return [source.normalvariate(0, 1) for _ in range(SIZE)]
+
+
+def normal_of_torch(generator: torch.Generator = torch.Generator()) -> NDArray[np.float32]:  # noqa: B008
+    drawn: NDArray[np.float32] = torch.randn(SIZE, generator=generator).numpy()
+    return drawn
+
+
+DRAWS: dict[str, Draw] = {
+    "np.random": lambda: np.random.normal(size=SIZE),
+    "torch": lambda: torch.randn(SIZE).numpy(),
+    "random": lambda: [random.gauss(0, 1) for _ in range(SIZE)],
+    "np.random.Generator": lambda: generator.normal(size=SIZE),
+    "np.random.Generator.spawn": lambda: children.spawn(1)[0].normal(size=SIZE),
+    "np.random.RandomState": lambda: legacy.normal(size=SIZE),
+    "random.Random": lambda: normal_of(python),
+    "torch.Generator": lambda: torch.randn(SIZE, generator=of_torch["cpu"]).numpy(),
+    "torch.Generator as default": normal_of_torch,
+}
+
+
+def zeros(size: int = SIZE) -> dict[str, NDArray[np.float32]]:
+    return {"w": np.zeros(size, np.float32)}
+
+
+def adds_noise(draw: Draw) -> Callable[[Any, Mapping[str, Any]], Update]:
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        return Update({"w": model["w"] + np.array(draw(), np.float32)}, 1)
+
+    return train
+
+
+def draws_from_all(model: Any, config: Mapping[str, Any]) -> Update:
+    """An odd number of normal values: numpy and Python keep the second of a pair for the next call."""
+    drawn = [
+        *(np.random.normal(), random.gauss(0, 1), torch.randn(1).item()),
+        *(generator.normal(), legacy.normal(), python.gauss(0, 1), torch.rand(1, generator=of_torch["cpu"]).item()),
+    ]
+    return Update({"w": model["w"] + np.array(drawn, np.float32)}, 1 + config["partition"])
+
+
+def draws_from_globals(model: Any, config: Mapping[str, Any]) -> Update:
+    drawn = [np.random.normal(), random.gauss(0, 1), torch.randn(1).item()]
+    return Update({"w": model["w"] + np.array(drawn, np.float32)}, 1)
+
+
+def w(result: Result) -> list[float]:
+    found: list[float] = result.model["w"].tolist()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", DRAWS)
+def test_deviation_of_a_mean_of_four_noises_is_a_half(source: str) -> None:
+    clients = [adds_noise(DRAWS[source])] * 4
+    for processes in (1, 2, 4):
+        deviation = float(simulate(zeros(), clients, 1, processes=processes).model["w"].std())
+        print(f"{source:26} {processes} processes: {deviation:.3f}")
+        assert deviation == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("source", DRAWS)
+def test_noises_of_two_rounds_are_independent(source: str) -> None:
+    model = simulate(zeros(), [adds_noise(DRAWS[source])] * 2, 2, processes=2).model
+    assert float(model["w"].std()) == pytest.approx(1, abs=0.06)
+
+
+@pytest.mark.slow
+def test_equal_seeds_give_equal_models_for_any_number_of_processes() -> None:
+    runs = [simulate(zeros(7), [draws_from_all] * 4, 3, processes=count, seed=SEED) for count in (1, 2, 4)]
+    assert w(runs[0]) == w(runs[1]) == w(runs[2])
+    assert runs[0].seed == SEED
+
+
+def test_repeated_calls_differ_and_the_result_has_the_seed() -> None:
+    one, other = (simulate(zeros(7), [draws_from_all] * 2, 1, processes=2) for _ in range(2))
+    assert all(a != b for a, b in zip(w(one), w(other), strict=True))
+    assert w(simulate(zeros(7), [draws_from_all] * 2, 1, processes=1, seed=one.seed)) == w(one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_global_generators_are_seeded_alike_by_fork_and_spawn(start: Literal["fork", "spawn"]) -> None:
+    found = simulate(zeros(3), [draws_from_globals] * 2, 2, processes=2, seed=SEED, start=start)
+    assert w(found) == w(simulate(zeros(3), [draws_from_globals] * 2, 2, processes=1, seed=SEED))
+
+
+@pytest.mark.slow
+def test_evaluation_changes_no_training() -> None:
+    def evaluate(model: Any, config: Mapping[str, Any]) -> Report:
+        return Report(1, {"drawn": np.random.normal()})
+
+    clients = [fl.Client(draws_from_all, evaluate) for _ in range(2)]
+    evaluated = simulate(zeros(7), clients, 3, evaluate=True, seed=SEED)
+    assert w(evaluated) == w(simulate(zeros(7), [draws_from_all] * 2, 3, seed=SEED))
+    assert len({report.evaluation["drawn"] for report in evaluated.reports}) == 3
+
+
+def test_second_training_of_a_round_draws_other_numbers() -> None:
+    calls, drawn = Calls(SEED), []
+    for _ in range(2):
+        with calls.alone(0, "train"):
+            drawn.append(generator.normal())
+    assert drawn[0] != drawn[1]
+
+
+def test_generators_of_a_subclass_and_of_the_system_are_no_obstacle() -> None:
+    class Own(random.Random):
+        def seed(self, a: Any = None, version: int = 2) -> None:
+            assert a is None, "called by Random.__init__ only"
+
+    kept = Own(), random.SystemRandom(), np.random.RandomState(np.random.PCG64())
+    drawn = []
+    for _ in range(2):
+        with Calls(SEED).alone(0, "train"):
+            drawn.append(kept[0].random())
+    assert drawn[0] == drawn[1]
+
+
+def test_calls_that_are_pickled_keep_the_seed() -> None:
+    calls: Calls = pickle.loads(pickle.dumps(Calls(SEED)))
+    assert calls.rounding_seed(1) == Calls(SEED).rounding_seed(1) != Calls(SEED).rounding_seed(2)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "1", True])
+def test_wrong_seed_is_refused(seed: Any) -> None:
+    with pytest.raises(netq.InvalidOption, match=r"simulate\.seed: .*; expected a whole number, 0 or more, or None"):
+        simulate(zeros(), [draws_from_all], seed=seed)
+
+
+def cost(repeats: int = 1000) -> float:
+    """Return the seconds that seeding adds to a call, with all the generators of this module."""
+    calls = Calls(SEED)
+    begin = time.process_time()
+    for _ in range(repeats):
+        with calls.alone(0, "train"):
+            pass
+    return (time.process_time() - begin) / repeats
+
+
+if __name__ == "__main__":
+    print(f"{len(Calls(SEED)._generators)} generators: {1e3 * cost():.3f} ms a call")
