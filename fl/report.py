@@ -76,14 +76,18 @@ class RoundReport:
     shares: Mapping[uuid.UUID, float] = field(default_factory=dict)  # of the examples: of clients with more than half
     attempt: int = 1  # 2 if the first attempt did not count
     suspended: tuple[uuid.UUID, ...] = ()  # clients without a good answer to their last tasks: no round waits for them
+    evaluation_failures: Mapping[uuid.UUID, ClientFailure] = field(default_factory=dict)  # of those asked to evaluate
 
     def __str__(self) -> str:
         metrics, evaluation = _line(self.metrics), _line(self.evaluation, "evaluated ")
         late = f" ({len(self.staleness)} late)" if self.staleness else ""
         clients = f"{len(self.clients)} clients{late}" if self.clients else f"attempt {self.attempt} does not count"
+        failed = f", {len(self.failures)} failed"
+        if self.evaluation_failures:
+            failed += f", {len(self.evaluation_failures)} evaluations failed"
         suspended = f", {len(self.suspended)} suspended" if self.suspended else ""
         return (
-            f"round {self.number}: {clients}, {len(self.failures)} failed{suspended}{metrics}{evaluation}"
+            f"round {self.number}: {clients}{failed}{suspended}{metrics}{evaluation}"
             f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out"
         )
 

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -23,24 +24,46 @@ from netq.validate import expect, flag, is_number, whole
 log = logging.getLogger("netq.fl")
 
 Of: TypeAlias = Literal["mean", "median"] | None
+Source: TypeAlias = Literal["evaluation", "training"]
 
 _MEDIAN_OF = 5  # clients from which the median is the default: of five it holds against two
 _NAMED = 20  # metrics in a warning
 
 
 class _Watched:
-    """A metric, and the best value that it has had. Reads the evaluation, and the metrics of training without it."""
+    """A metric of the evaluation or of training, and the best value that it has had.
 
-    def __init__(self, owner: str, metric: str, lowest: bool, of: Of, min_delta: float = 0.0) -> None:
+    The source is one for the whole federation: the two are different quantities, and a round in which the evaluation
+    fails has no value.
+    """
+
+    def __init__(
+        self, owner: str, metric: str, lowest: bool, of: Of, source: Source | None, min_delta: float = 0.0
+    ) -> None:
         expect(isinstance(metric, str) and metric != "", f"{owner}.metric", metric, 'a name, as in "accuracy"')
         flag(f"{owner}.lowest", lowest)
         expect(of in (None, "mean", "median"), f"{owner}.of", of, '"mean", "median", or None')
+        known = source in (None, "evaluation", "training")
+        expect(known, f"{owner}.source", source, '"evaluation", "training", or None')
         self.metric = metric
         self.best: float | None = None
+        self.source: Source = source or "evaluation"
+        self._is_chosen = source is not None
+        self._owner = owner
         self._of = of
         self._sign = -1 if lowest else 1
         self._min_delta = min_delta
         self._is_warned = False
+
+    def begin(self, details: Mapping[str, Any]) -> None:
+        """Choose the source for the federation, unless the user has, and log it."""
+        is_evaluated = self.metric.startswith(MEASURED) or bool(details["evaluate"])
+        if not self._is_chosen:
+            self.source = "evaluation" if is_evaluated else "training"
+        log.info("%s: takes %r of the %s", self._owner, self.metric, self.source)
+        if self.source == "evaluation" and not is_evaluated:
+            text = '%s: the server does not evaluate, so no round has a value: set its evaluate, or source="training"'
+            log.warning(text, self._owner)
 
     def improves(self, report: RoundReport) -> bool | None:
         """Note the value of a round. Return whether it is the best one; None if there is no value."""
@@ -48,10 +71,6 @@ class _Watched:
             return None
         value = self._value(report)
         if value is None or not math.isfinite(value):
-            if not self._is_warned:
-                self._is_warned = True
-                known = ", ".join(list(dict.fromkeys([*report.metrics, *report.evaluation]))[:_NAMED]) or "none"
-                log.warning("round %d has no metric %r; it has: %s", report.number, self.metric, known)
             return None
         if self.best is not None and self._sign * (value - self.best) <= self._min_delta:
             return False
@@ -59,32 +78,34 @@ class _Watched:
         return True
 
     def _value(self, report: RoundReport) -> float | None:
-        """Return the value of a round, None if it has none.
-
-        First what at least half of the round's clients have, then what half of those have that evaluate, or train: one
-        client could replace the metric of training by one of its evaluation.
-        """
-        evaluation, training = (
-            (report.evaluation, report.client_evaluation.values()),
-            (report.metrics, report.client_metrics.values()),
-        )
-        for (means, clients), count in (
-            (evaluation, len(report.clients)),
-            (training, len(report.client_metrics)),
-            (evaluation, len(report.client_evaluation)),
-        ):
-            values = [metrics[self.metric] for metrics in clients if self.metric in metrics]
-            if self.metric in means and (self.metric.startswith(MEASURED) or 2 * len(values) >= count):
-                is_median = self._of == "median" or (self._of is None and len(values) >= _MEDIAN_OF)
-                return statistics.median(values) if values and is_median else means[self.metric]
+        """Return the value of a round, None if it has none. It counts if half of the clients with an answer have it."""
+        if self.source == "evaluation":
+            means, clients = report.evaluation, report.client_evaluation.values()
+        else:
+            means, clients = report.metrics, report.client_metrics.values()
+        values = [metrics[self.metric] for metrics in clients if self.metric in metrics]
+        if self.metric in means and (self.metric.startswith(MEASURED) or 2 * len(values) >= len(clients)):
+            is_median = self._of == "median" or (self._of is None and len(values) >= _MEDIAN_OF)
+            return statistics.median(values) if values and is_median else means[self.metric]
+        if means or clients:  # else the round was not evaluated, or all evaluations have failed, which the log has
+            self._warn(report.number, list(means))
         return None
+
+    def _warn(self, number: int, there: list[str]) -> None:
+        """Log, once, that a round does not have the metric."""
+        if not self._is_warned:
+            self._is_warned = True
+            known = ", ".join(there[:_NAMED]) or "none"
+            log.warning("round %d has no metric %r of the %s; it has: %s", number, self.metric, self.source, known)
 
 
 class SaveBest(Callback):
     """Writes the model of the best round so far to an .npz file, and its round and value to a .json file next to it.
 
     path:   of the .npz file. `np.load` reads it.
-    metric: name of a metric of the evaluation, or of training; with fl.Measured, "server_accuracy" and the like.
+    metric: name of a metric; with fl.Measured, "server_accuracy" and the like.
+    source: "evaluation" or "training": whose metric, for the whole federation. None: the evaluation if the server
+            evaluates or fl.Measured has the name, else training. The log says which. Rounds without it have no value.
     lowest: whether the lowest value is the best.
     of:     "mean": the mean by number of examples; "median": the median of the clients, which fewer than half of them
             cannot move out of the range of the others' values; None: the median of five or more clients, the mean of
@@ -93,10 +114,22 @@ class SaveBest(Callback):
     A server that resumes goes on with the value in the .json file; a federation that begins with round 1 begins anew.
     """
 
-    def __init__(self, path: str | os.PathLike[str], metric: str, *, lowest: bool = False, of: Of = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        metric: str,
+        *,
+        lowest: bool = False,
+        of: Of = None,
+        source: Source | None = None,
+    ) -> None:
         self._path = Path(path)
         self._record = self._path.with_suffix(".json")
-        self._watched = _Watched("SaveBest", metric, lowest, of)
+        self._watched = _Watched("SaveBest", metric, lowest, of, source)
+
+    def federation_begins(self, details: Mapping[str, Any]) -> None:
+        """Choose the source of the metric, and go on with the value of a server before this one."""
+        self._watched.begin(details)
         self._watched.best = self._kept()
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
@@ -114,7 +147,8 @@ class SaveBest(Callback):
 
     def _save(self, number: int, model: Model) -> None:
         npz.save(self._path, model)
-        record = {"round": number, "metric": self._watched.metric, "value": self._watched.best}
+        watched = self._watched
+        record = {"round": number, "metric": watched.metric, "source": watched.source, "value": watched.best}
         with replacing(self._record, 0o666) as file:
             file.write(json.dumps(record).encode() + b"\n")
 
@@ -124,8 +158,9 @@ class SaveBest(Callback):
             found: Any = json.loads(read_regular(self._record))
         except (OSError, ValueError, RecursionError):
             return None
+        watched = self._watched
         match found:
-            case {"metric": self._watched.metric, "value": float(value)} if math.isfinite(value):
+            case {"metric": watched.metric, "source": watched.source, "value": float(value)} if math.isfinite(value):
                 return value
             case _:
                 return None
@@ -134,21 +169,32 @@ class SaveBest(Callback):
 class EarlyStopping(Callback):
     """Ends `Server.rounds` when a metric has not improved for some rounds. The federation is then over, as at its end.
 
-    metric:    name of a metric of the evaluation, or of training.
-    patience:  rounds without an improvement.
+    metric:    name of a metric.
+    patience:  rounds without an improvement. A round without a value is none of them.
     min_delta: what counts as an improvement: more than this.
     lowest:    whether lower values are better.
-    of:        the mean or the median of the clients, as of SaveBest.
+    of, source: the mean or the median of the clients, of the evaluation or of training, as of SaveBest.
     """
 
     def __init__(
-        self, metric: str, patience: int = 10, *, min_delta: float = 0.0, lowest: bool = False, of: Of = None
+        self,
+        metric: str,
+        patience: int = 10,
+        *,
+        min_delta: float = 0.0,
+        lowest: bool = False,
+        of: Of = None,
+        source: Source | None = None,
     ) -> None:
         whole("EarlyStopping.patience", patience, 1)
         expect(is_number(min_delta, 0), "EarlyStopping.min_delta", min_delta, "a number, 0 or more")
-        self._watched = _Watched("EarlyStopping", metric, lowest, of, min_delta)
+        self._watched = _Watched("EarlyStopping", metric, lowest, of, source, min_delta)
         self._patience = patience
         self._without = 0  # rounds
+
+    def federation_begins(self, details: Mapping[str, Any]) -> None:
+        """Choose the source of the metric."""
+        self._watched.begin(details)
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Count the rounds without an improvement. Those without a value are not counted."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fl.callbacks.base import Callback, Callbacks, ClientState
-from fl.report import MEASURED, FailureKind, RoundReport
+from fl.report import MEASURED, ClientFailure, FailureKind, RoundReport
 from fl.tensors.spec import Model
 from netq.text import describe, printable
 from netq.validate import expect, is_function
@@ -43,7 +43,8 @@ def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, An
     return {
         "round": report.number,
         "clients": [str(peer) for peer in report.clients],
-        "failures": {str(p): {"why": r.why.name, "reason": r.reason} for p, r in report.failures.items()},
+        "failures": _failures(report.failures),
+        "evaluation_failures": _failures(report.evaluation_failures),
         "attempt": report.attempt,
         "suspended": [str(peer) for peer in report.suspended],
         "staleness": {str(peer): rounds for peer, rounds in report.staleness.items()},
@@ -59,7 +60,6 @@ def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, An
 
 def scalars(report: RoundReport) -> dict[str, float]:
     """Return the numbers of a report by name, as in "evaluation/accuracy". Failures are counted by kind, 0 included."""
-    kinds = [refusal.why for refusal in report.failures.values()]
     return {
         **{f"metrics/{name}": value for name, value in report.metrics.items()},
         **{f"evaluation/{name}": value for name, value in report.evaluation.items()},
@@ -67,8 +67,18 @@ def scalars(report: RoundReport) -> dict[str, float]:
         "seconds": report.seconds,
         "bytes/in": report.bytes_in,
         "bytes/out": report.bytes_out,
-        **{f"failures/{why.name.lower()}": kinds.count(why) for why in FailureKind},
+        **_counts("failures", report.failures),
+        **_counts("evaluation_failures", report.evaluation_failures),
     }
+
+
+def _failures(failures: Mapping[uuid.UUID, ClientFailure]) -> dict[str, dict[str, str]]:
+    return {str(peer): {"why": each.why.name, "reason": each.reason} for peer, each in failures.items()}
+
+
+def _counts(name: str, failures: Mapping[uuid.UUID, ClientFailure]) -> dict[str, float]:
+    kinds = [each.why for each in failures.values()]
+    return {f"{name}/{why.name.lower()}": kinds.count(why) for why in FailureKind}
 
 
 class Measured(Callback):

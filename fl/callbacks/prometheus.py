@@ -49,10 +49,13 @@ class Prometheus(Callback):
         self._metrics = _GaugeByName(gauge, "fl_metrics", "Of training, by number of examples.", registry)
         self._evaluation = _GaugeByName(gauge, "fl_evaluation", "Of the new model.", registry)
         self._failures = counter("fl_failures", "Who was asked and is not in the model.", ["why"], registry=registry)
+        what = "Who was asked to evaluate, and has not."
+        self._unevaluated = counter("fl_evaluation_failures", what, ["why"], registry=registry)
         self._received = counter("fl_bytes_in", "Bytes of messages from clients.", registry=registry)
         self._sent = counter("fl_bytes_out", "Bytes of messages to clients.", registry=registry)
         for why in FailureKind:
-            self._failures.labels(why.name.lower())  # begins at 0
+            for failures in (self._failures, self._unevaluated):
+                failures.labels(why.name.lower())  # begins at 0
         try:
             self._server, self._thread = prometheus.start_http_server(port, host, registry)
         except OSError as error:
@@ -72,6 +75,8 @@ class Prometheus(Callback):
         self._evaluation.set(report.evaluation)
         for refusal in report.failures.values():
             self._failures.labels(refusal.why.name.lower()).inc()
+        for refusal in report.evaluation_failures.values():
+            self._unevaluated.labels(refusal.why.name.lower()).inc()
         self._received.inc(report.bytes_in)
         self._sent.inc(report.bytes_out)
 

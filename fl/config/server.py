@@ -255,7 +255,7 @@ def _save_best(file: File, save: Path | None) -> dict[str, Any]:
         raise file.wrong("model.save_best: needs model.save, next to which the best model is written; set it")
     options = {"metric": value} if isinstance(value, str) else value
     expected = 'a metric, as in "server_accuracy", or { metric = "server_loss", lowest = true }'
-    right = isinstance(options, dict) and "metric" in options and set(options) <= {"metric", "lowest", "of"}
+    right = isinstance(options, dict) and "metric" in options and set(options) <= {"metric", "lowest", "of", "source"}
     file.check("model.save_best", value, right, expected)
     arguments = {"path": save.with_name(f"{save.stem}-best{save.suffix or '.npz'}"), **options}
     _try("model.save_best", file, SaveBest, arguments)
@@ -267,7 +267,7 @@ def _stop_early(file: File) -> dict[str, Any]:
     value = file.table("server").get("stop_early")
     if value is None:
         return {}
-    known = ("metric", "patience", "min_delta", "lowest", "of")
+    known = ("metric", "patience", "min_delta", "lowest", "of", "source")
     right = isinstance(value, dict) and "metric" in value and set(value) <= set(known)
     expected = f'a table of {", ".join(known)}, as in {{ metric = "server_accuracy", patience = 10 }}'
     file.check("server.stop_early", value, right, expected)

@@ -238,6 +238,7 @@ class Server:
             attempt=attempt,
             clients=tuple(training.weights),
             failures=training.failures,
+            evaluation_failures=evaluation.failures,
             metrics=training.means(),
             evaluation=evaluation.means(),
             seconds=time.monotonic() - begin,
@@ -421,6 +422,7 @@ class Server:
             "strategy": type(self._strategy).__name__,
             "seed": self._strategy.seed,
             "min_clients": self._min_clients,
+            "evaluate": self._evaluate,
             "config": details.plain(self._client_config(self.number + 1)),
             "versions": details.versions(),
         }

@@ -127,6 +127,12 @@ def test_a_name_is_no_other_part_of_the_line(name: str, shown: str) -> None:
     assert found.isprintable()
 
 
+def test_a_line_has_the_failures_of_training_and_of_evaluation() -> None:
+    failures = {A: ClientFailure(FailureKind.LATE, "late")}
+    assert ", 0 failed, 1 evaluations failed, 1.00 s" in line(evaluation_failures=failures)
+    assert ", 1 failed, 1.00 s" in line(failures=failures)
+
+
 def test_a_line_has_20_metrics_of_training_and_of_evaluation() -> None:
     found = line(metrics={**JUNK, "usage.joules": 1.0}, evaluation={"server_accuracy": 0.5, **JUNK})
     assert ", 0019 1, 980 more, evaluated server_accuracy 0.5, evaluated 0000 1" in found

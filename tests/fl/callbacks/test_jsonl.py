@@ -47,6 +47,7 @@ def report(number: int = 1, **changes: Any) -> fl.RoundReport:
         "bytes_in": 1000,
         "bytes_out": 3000,
         "staleness": {A: 2},
+        "evaluation_failures": {A: LOST},
     }
     return fl.RoundReport(number=number, **{**facts, **changes})
 
@@ -65,6 +66,7 @@ def test_record_has_the_whole_report() -> None:
             str(B): {"why": "LATE", "reason": "no answer within 1 s (deadline)"},
             str(C): {"why": "LOST", "reason": "it has gone"},
         },
+        "evaluation_failures": {str(A): {"why": "LOST", "reason": "it has gone"}},
         "attempt": 1,
         "suspended": [],
         "staleness": {str(A): 2},
@@ -113,6 +115,7 @@ def test_scalars_count_failures_by_kind() -> None:
     assert {name for name in found if name.startswith("failures/")} == {
         f"failures/{why.name.lower()}" for why in fl.FailureKind
     }
+    assert (found["evaluation_failures/lost"], found["evaluation_failures/late"]) == (1, 0)
     assert found["evaluation/accuracy"] == 0.75
     assert found["metrics/loss"] == 0.5
     assert (found["clients"], found["seconds"], found["bytes/in"], found["bytes/out"]) == (1, 2.0, 1000, 3000)
@@ -399,6 +402,8 @@ def test_prometheus_serves_last_round_and_totals() -> None:
     assert 'fl_failures_total{why="late"} 2.0' in lines
     assert 'fl_failures_total{why="lost"} 1.0' in lines
     assert 'fl_failures_total{why="void"} 0.0' in lines
+    assert 'fl_evaluation_failures_total{why="lost"} 2.0' in lines
+    assert 'fl_evaluation_failures_total{why="void"} 0.0' in lines
     assert "fl_bytes_in_total 2000.0" in lines
     assert "fl_bytes_out_total 6000.0" in lines
 

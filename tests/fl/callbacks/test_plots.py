@@ -71,6 +71,13 @@ def test_reports_and_json_lines_are_drawn_together(tmp_path: Path) -> None:
     assert [line.get_color() for line in lower.get_lines()] == ["C0", "C0", "C1", "C1"]
 
 
+def test_a_line_has_one_quantity_where_an_evaluation_failed() -> None:
+    run = [*reports(0.5, 0.6), *reports(0.0, 0.0, 0.0, evaluation={}, metrics={"accuracy": 0.99})[2:]]
+    ((_, values),) = drawn(plots.rounds({"run": run}, metric="accuracy").axes[0])
+    assert values[:2] == [0.5, 0.6]
+    assert math.isnan(values[2])
+
+
 def test_round_without_the_metric_is_a_gap() -> None:
     run = [*reports(0.5), *reports(0.0, 0.0, metrics={}, evaluation={})[1:]]
     ((numbers, values),) = drawn(plots.rounds({"run": run}).axes[0])
