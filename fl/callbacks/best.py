@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from fl.report import MEASURED, RoundReport
 from fl.tensors import npz
 from fl.tensors.spec import Model
 from netq.utils.files import read_regular, replacing
-from netq.validate import expect, flag, is_number, whole
+from netq.validate import expect, is_number, whole
 
 log = logging.getLogger("netq.fl")
 
@@ -29,19 +30,31 @@ Source: TypeAlias = Literal["evaluation", "training"]
 _MEDIAN_OF = 5  # clients from which the median is the default: of five it holds against two
 _NAMED = 20  # metrics in a warning
 
+# Words in a metric's name that say whether lower or higher values are better. A name with both is low: "brier_score".
+_LOW = {
+    *("loss", "losses", "logloss", "error", "errors", "err", "mse", "rmse", "msle", "rmsle", "mae", "mape", "nll"),
+    *("ce", "bce", "crossentropy", "perplexity", "ppl", "brier", "ece", "wer", "cer", "eer", "deviance", "divergence"),
+}
+_HIGH = {
+    *("accuracy", "acc", "auc", "auroc", "auprc", "f1", "precision", "recall", "sensitivity", "specificity", "score"),
+    *("dice", "iou", "miou", "r2", "bleu", "rouge", "psnr", "ssim"),
+}
+_NEGATED = ("neg", "negative")  # as a first word: scikit-learn's "neg_log_loss" is the better the higher
+_WORD = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*")
+
 
 class _Watched:
-    """A metric of the evaluation or of training, and the best value that it has had.
+    """A metric of the evaluation or of training, and the best value that it has had: the highest, or the lowest.
 
     The source is one for the whole federation: the two are different quantities, and a round in which the evaluation
     fails has no value.
     """
 
     def __init__(
-        self, owner: str, metric: str, lowest: bool, of: Of, source: Source | None, min_delta: float = 0.0
+        self, owner: str, metric: str, lowest: bool | None, of: Of, source: Source | None, min_delta: float = 0.0
     ) -> None:
         expect(isinstance(metric, str) and metric != "", f"{owner}.metric", metric, 'a name, as in "accuracy"')
-        flag(f"{owner}.lowest", lowest)
+        expect(lowest is None or isinstance(lowest, bool), f"{owner}.lowest", lowest, "True, False, or None")
         expect(of in (None, "mean", "median"), f"{owner}.of", of, '"mean", "median", or None')
         known = source in (None, "evaluation", "training")
         expect(known, f"{owner}.source", source, '"evaluation", "training", or None')
@@ -51,16 +64,22 @@ class _Watched:
         self._is_chosen = source is not None
         self._owner = owner
         self._of = of
-        self._sign = -1 if lowest else 1
+        self._known = is_low(metric)
+        self._lowest = bool(self._known) if lowest is None else lowest
+        self._sign = -1 if self._lowest else 1
         self._min_delta = min_delta
         self._is_warned = False
 
     def begin(self, details: Mapping[str, Any]) -> None:
-        """Choose the source for the federation, unless the user has, and log it."""
+        """Choose the source for the federation, unless the user has, and log it with the direction."""
         is_evaluated = self.metric.startswith(MEASURED) or bool(details["evaluate"])
         if not self._is_chosen:
             self.source = "evaluation" if is_evaluated else "training"
-        log.info("%s: takes %r of the %s", self._owner, self.metric, self.source)
+        best, usual = ("lowest", "highest") if self._lowest else ("highest", "lowest")
+        log.info("%s: takes %r of the %s; the %s is the best", self._owner, self.metric, self.source, best)
+        if self._known not in (None, self._lowest):
+            text = "%s: the %s %r is to be the best, and by its name the %s is; leave out `lowest` unless you mean it"
+            log.warning(text, self._owner, best, self.metric, usual)
         if self.source == "evaluation" and not is_evaluated:
             text = '%s: the server does not evaluate, so no round has a value: set its evaluate, or source="training"'
             log.warning(text, self._owner)
@@ -70,7 +89,12 @@ class _Watched:
         if not report.clients:  # the attempt does not count, and the model is as before
             return None
         value = self._value(report)
-        if value is None or not math.isfinite(value):
+        if value is None:
+            return None
+        if not math.isfinite(value):
+            self._warn(
+                f"round {report.number}: {self.metric!r} of the {self.source} is {value}; expected a finite number"
+            )
             return None
         if self.best is not None and self._sign * (value - self.best) <= self._min_delta:
             return False
@@ -88,15 +112,27 @@ class _Watched:
             is_median = self._of == "median" or (self._of is None and len(values) >= _MEDIAN_OF)
             return statistics.median(values) if values and is_median else means[self.metric]
         if means or clients:  # else the round was not evaluated, or all evaluations have failed, which the log has
-            self._warn(report.number, list(means))
+            there = ", ".join(list(means)[:_NAMED]) or "none"
+            self._warn(f"round {report.number} has no metric {self.metric!r} of the {self.source}; it has: {there}")
         return None
 
-    def _warn(self, number: int, there: list[str]) -> None:
-        """Log, once, that a round does not have the metric."""
+    def _warn(self, text: str) -> None:
+        """Log, once, why a round has no value."""
         if not self._is_warned:
             self._is_warned = True
-            known = ", ".join(there[:_NAMED]) or "none"
-            log.warning("round %d has no metric %r of the %s; it has: %s", number, self.metric, self.source, known)
+            log.warning("%s (said once)", text)
+
+
+def is_low(metric: str) -> bool | None:
+    """Return whether lower values of a metric are better, as the words of its name say; None if none of them does."""
+    words = [word.lower() for word in _WORD.findall(metric)]
+    is_negated = words[0] in _NEGATED if words else False
+    known = {*words, *(word.rstrip("0123456789") for word in words)}
+    if not known.isdisjoint(_LOW):
+        return not is_negated
+    if "likelihood" in known:
+        return is_negated
+    return None if known.isdisjoint(_HIGH) else False
 
 
 class SaveBest(Callback):
@@ -106,7 +142,8 @@ class SaveBest(Callback):
     metric: name of a metric; with fl.Measured, "server_accuracy" and the like.
     source: "evaluation" or "training": whose metric, for the whole federation. None: the evaluation if the server
             evaluates or fl.Measured has the name, else training. The log says which. Rounds without it have no value.
-    lowest: whether the lowest value is the best.
+    lowest: whether the lowest value is the best. None: it is for a name with a word such as "loss", "error", "mse" or
+            "perplexity"; for any other the highest is. A value that contradicts the name logs a warning.
     of:     "mean": the mean by number of examples; "median": the median of the clients, which fewer than half of them
             cannot move out of the range of the others' values; None: the median of five or more clients, the mean of
             fewer. What fl.Measured adds is neither.
@@ -119,7 +156,7 @@ class SaveBest(Callback):
         path: str | os.PathLike[str],
         metric: str,
         *,
-        lowest: bool = False,
+        lowest: bool | None = None,
         of: Of = None,
         source: Source | None = None,
     ) -> None:
@@ -172,7 +209,7 @@ class EarlyStopping(Callback):
     metric:    name of a metric.
     patience:  rounds without an improvement. A round without a value is none of them.
     min_delta: what counts as an improvement: more than this.
-    lowest:    whether lower values are better.
+    lowest:    whether lower values are better; None: as the name says, as of SaveBest.
     of, source: the mean or the median of the clients, of the evaluation or of training, as of SaveBest.
     """
 
@@ -182,7 +219,7 @@ class EarlyStopping(Callback):
         patience: int = 10,
         *,
         min_delta: float = 0.0,
-        lowest: bool = False,
+        lowest: bool | None = None,
         of: Of = None,
         source: Source | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of
 [model]       initial            "module:function" that returns the first model. Required
               measure            "module:function" that is called with each new model and returns metrics by name
               save               path of the last model, an .npz file
-              save_best          a metric, or options of fl.SaveBest, as in { metric = "…", lowest = true }: the model
+              save_best          a metric, or options of fl.SaveBest, as in { metric = "…", of = "median" }: the model
                                  of its best round is in the file of `save` with "-best" in its name
 [strategy]    name               a strategy of fl, or "module:Class"; default "FedAvg". Other keys are the options of
                                  that class: see fl/config/strategy.py
@@ -254,7 +254,7 @@ def _save_best(file: File, save: Path | None) -> dict[str, Any]:
     if save is None:
         raise file.wrong("model.save_best: needs model.save, next to which the best model is written; set it")
     options = {"metric": value} if isinstance(value, str) else value
-    expected = 'a metric, as in "server_accuracy", or { metric = "server_loss", lowest = true }'
+    expected = 'a metric, as in "server_accuracy", or { metric = "server_distance", lowest = true }'
     right = isinstance(options, dict) and "metric" in options and set(options) <= {"metric", "lowest", "of", "source"}
     file.check("model.save_best", value, right, expected)
     arguments = {"path": save.with_name(f"{save.stem}-best{save.suffix or '.npz'}"), **options}

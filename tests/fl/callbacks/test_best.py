@@ -15,6 +15,7 @@ import pytest
 
 import fl
 import netq
+from fl.callbacks.best import is_low
 from netq.errors import InvalidOption
 from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.federation import A, Federation, filled
@@ -58,6 +59,52 @@ def test_a_resumed_server_goes_on_and_a_new_federation_begins_anew(tmp_path: Pat
     assert saved(fl.SaveBest(path, "accuracy"), path, [0.05], first=2) == [0.05]
 
 
+@pytest.mark.parametrize(
+    ("names", "low"),
+    [
+        ("loss val_loss server_loss valLoss testLoss2 LOSS losses log-loss mean_error error_rate top5_error", True),
+        ("rmse RMSE val.MAE nll perplexity brier_score negative_log_likelihood eval/loss_1", True),
+        ("accuracy top5_accuracy valAUC f1 f1_macro recall_negative neg_log_loss neg_mean_squared_error", False),
+        ("log_likelihood R2", False),
+        ("lossless_share terror blossoms merry distance 准确率 _ 7", None),
+    ],
+)
+def test_the_words_of_a_name_say_which_values_are_better(names: str, low: bool | None) -> None:
+    assert {name: is_low(name) for name in names.split()} == dict.fromkeys(names.split(), low)
+
+
+def test_the_lowest_loss_is_the_best_without_an_option(tmp_path: Path) -> None:
+    early = begun(fl.EarlyStopping("loss", patience=3))
+    best = begun(fl.SaveBest(tmp_path / "best.npz", "loss"))
+    for number in range(1, 51):
+        for callback in (early, best):
+            callback.round_ends(report(number, loss=1 / number), filled(number))
+        assert not early.stop
+    assert json.loads((tmp_path / "best.json").read_text())["round"] == 50
+
+
+@pytest.mark.parametrize(
+    ("metric", "lowest", "said"),
+    [
+        ("val_loss", False, "the highest 'val_loss' is to be the best, and by its name the lowest is; leave out"),
+        ("accuracy", True, "the lowest 'accuracy' is to be the best, and by its name the highest is; leave out"),
+        ("val_loss", True, ""),
+        ("distance", True, ""),
+    ],
+)
+def test_a_direction_that_contradicts_the_name_is_a_warning(
+    metric: str, lowest: bool, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun(fl.EarlyStopping(metric, lowest=lowest))
+    assert len(caplog.messages) == bool(said)
+    assert said in "".join(caplog.messages)
+
+
+def test_a_value_that_is_not_finite_is_said_to_be_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    begun(fl.SaveBest(tmp_path / "b", "server_loss")).round_ends(report(1, server_loss=math.nan), filled(1))
+    assert caplog.messages == ["round 1: 'server_loss' of the evaluation is nan; expected a finite number (said once)"]
+
+
 def test_rounds_without_the_metric_keep_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "best.npz"
     callback = fl.SaveBest(path, "accuracy")
@@ -66,7 +113,7 @@ def test_rounds_without_the_metric_keep_the_model(tmp_path: Path, caplog: pytest
         callback.round_ends(report(number, other=1.0), filled(9))
     callback.round_ends(report(4, accuracy=math.nan), filled(9))
     assert json.loads((tmp_path / "best.json").read_text())["round"] == 1
-    assert caplog.messages == ["round 2 has no metric 'accuracy' of the evaluation; it has: other"]
+    assert caplog.messages == ["round 2 has no metric 'accuracy' of the evaluation; it has: other (said once)"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +211,7 @@ def test_the_source_is_that_of_the_whole_federation(tmp_path: Path, caplog: pyte
     assert [each.number for each in reports if each.evaluation_failures] == [3]
     assert str(reports[2].evaluation_failures[A]) == "OSError: share away"
     for name in ("SaveBest", "EarlyStopping"):
-        assert caplog.messages.count(f"{name}: takes 'accuracy' of the evaluation") == 1
+        assert caplog.messages.count(f"{name}: takes 'accuracy' of the evaluation; the highest is the best") == 1
 
 
 @pytest.mark.parametrize(
@@ -181,7 +228,7 @@ def test_the_server_decides_the_source_unless_the_user_does(
 ) -> None:
     caplog.set_level(logging.INFO)
     begun(fl.SaveBest(tmp_path / "best.npz", metric, source=source), evaluate=evaluate)
-    assert caplog.messages == [f"SaveBest: takes {metric!r} of the {taken}"]
+    assert caplog.messages == [f"SaveBest: takes {metric!r} of the {taken}; the highest is the best"]
 
 
 def test_an_evaluation_that_never_comes_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
