@@ -16,7 +16,6 @@ them for other languages. `build` makes the objects, and their constructors chec
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Mapping
 from copy import copy
@@ -25,6 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from fl import metrics
 from fl.compression.packed import Packed, is_shape
 from fl.outline import PURPOSES, Purpose
 from fl.tensors import serialization as tensors
@@ -40,16 +40,14 @@ from netq.validate import is_number, is_whole
 _MAX_NUMBER = 2**63 - 1  # of a run, a round or a size: a signed 64-bit integer
 _MAX_EXAMPLES = 2**53  # up to which a float64 holds every whole number
 _MAX_TIME = 2**40  # seconds since 1970
-_MAX_METRICS = 1000  # in one message
-_MAX_NAME = 100  # characters of a metric's name
-_MAX_VALUE = float(np.finfo(np.float32).max)  # of a metric: means over all clients and examples are finite
 
 
 @dataclass(frozen=True)
 class Update:
     """A trained model. Raises InvalidUpdate.
 
-    metrics: means over the `num_examples` of the training data. Values beyond a float32 become its largest one.
+    metrics: means over the `num_examples` of the training data. Values beyond a float32 become its largest one. The
+             server leaves NaN and infinity out of the mean of the clients, and counts them.
     extra:   further arrays or tensors by name, which some strategies need (fl.ControlVariate).
     """
 
@@ -77,7 +75,7 @@ class Update:
             expect(isinstance(value, dict), name, value, "a dict of arrays or tensors by name")
             object.__setattr__(self, name, plain(value))  # a state_dict is an OrderedDict, which is not sent
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
-        object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
+        object.__setattr__(self, "metrics", metrics.checked(self.metrics))
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Report:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
-        object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
+        object.__setattr__(self, "metrics", metrics.checked(self.metrics))
 
     def with_examples(self, number: int) -> Report:
         """Return this report with another number of examples."""
@@ -350,19 +348,3 @@ def _checked_examples(number: Any) -> int:
     whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
     expect(whole and 0 < number <= _MAX_EXAMPLES, "num_examples", number, "a whole number above 0, and 2**53 at most")
     return int(number)
-
-
-def _checked_metrics(metrics: object) -> dict[str, float]:
-    right = isinstance(metrics, Mapping) and len(metrics) <= _MAX_METRICS
-    expect(right, "metrics", metrics, f"a mapping of at most {_MAX_METRICS} names to numbers")
-    checked = {}
-    for name, value in metrics.items():  # type: ignore[attr-defined]
-        right = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME
-        expect(right, "a name in metrics", name, f"a printable text of at most {_MAX_NAME} characters")
-        try:
-            checked[name] = float(value)
-        except (TypeError, ValueError, OverflowError):
-            expect(False, f"metrics[{name!r}]", value, "a number")
-        expect(math.isfinite(checked[name]), f"metrics[{name!r}]", value, "a finite number")
-        checked[name] = min(max(checked[name], -_MAX_VALUE), _MAX_VALUE)
-    return checked

@@ -1,13 +1,12 @@
 """The result of a round: the clients that were asked, those that answered, those that failed, and why.
 
 fl/server/collector.py keeps a `RoundState` while the round runs. fl/server/server.py makes the user's `RoundReport` of
-it. Clients choose the names of their metrics: `RoundState.means` decides which of them a report has.
+it. fl/metrics.py makes the means of the clients' metrics.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 import re
 import uuid
 from collections import Counter
@@ -15,11 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fl.metrics import Merged, merged
 from netq.text import printable
 
 MEASURED = "server_"  # prefix of the names that fl.Measured adds to the evaluation: no metric of a client has it
-_MAX_NAMES = 1000  # means in a report
-_FEW_NAMES = 100  # means in a report up to which names count that few clients have: one client can invent as many
 _LARGE_SHARE = 0.5  # of the examples: a client with more is named …
 _MANY = 3  # … if there are so many clients
 
@@ -77,9 +75,12 @@ class RoundReport:
     attempt: int = 1  # 2 if the first attempt did not count
     suspended: tuple[uuid.UUID, ...] = ()  # clients without a good answer to their last tasks: no round waits for them
     evaluation_failures: Mapping[uuid.UUID, ClientFailure] = field(default_factory=dict)  # of those asked to evaluate
+    not_finite: Mapping[str, int] = field(default_factory=dict)  # clients whose metric was NaN or infinite: left out
+    evaluation_not_finite: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        metrics, evaluation = _line(self.metrics), _line(self.evaluation, "evaluated ")
+        metrics = _line(self.metrics, self.not_finite)
+        evaluation = _line(self.evaluation, self.evaluation_not_finite, "evaluated ")
         late = f" ({len(self.staleness)} late)" if self.staleness else ""
         clients = f"{len(self.clients)} clients{late}" if self.clients else f"attempt {self.attempt} does not count"
         failed = f", {len(self.failures)} failed"
@@ -92,12 +93,15 @@ class RoundReport:
         )
 
 
-def _line(metrics: Mapping[str, float], before: str = "") -> str:
+def _line(metrics: Mapping[str, float], not_finite: Mapping[str, int], before: str = "") -> str:
     """Return the first metrics for a line. A name that could be taken for another part of the line is quoted."""
     names = [name for name in metrics if not name.startswith(_USAGE)]
-    shown = [(name if _PLAIN.fullmatch(name) else ascii(name), metrics[name]) for name in names[:_SHOWN]]
+    shown = []
+    for name in names[:_SHOWN]:
+        left_out = f" ({not_finite[name]} not finite)" if name in not_finite else ""
+        shown.append(f", {before}{name if _PLAIN.fullmatch(name) else ascii(name)} {metrics[name]:.4g}{left_out}")
     more = f", {before}{len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return "".join(f", {before}{name} {value:.4g}" for name, value in shown) + more
+    return "".join(shown) + more
 
 
 def _size(count: int) -> str:
@@ -129,24 +133,9 @@ class RoundState:
         metrics = content.metrics.items()
         self.client_metrics[peer] = {name: value for name, value in metrics if not name.startswith(MEASURED)}
 
-    def means(self) -> dict[str, float]:
-        """Return the means of the metrics by number of examples; a client counts with its last answer.
-
-        First the names that most clients have, then in alphabetical order. Names that at most half of the clients have
-        count only while there are fewer than 100: so one client can hide no metric of the others, and an honest
-        minority keeps its own.
-        """
-        clients = Counter(name for metrics in self.client_metrics.values() for name in metrics)
-        of_most = sum(2 * count > len(self.client_metrics) for count in clients.values())
-        names = sorted(clients, key=lambda name: (-clients[name], name))
-        return {name: self._mean(name) for name in names[: min(max(of_most, _FEW_NAMES), _MAX_NAMES)]}
-
-    def _mean(self, name: str) -> float:
-        """Return the mean of a metric. It is the sum of differences from one value: so equal values are their mean."""
-        peers = [peer for peer, metrics in self.client_metrics.items() if name in metrics]
-        values, weights = [self.client_metrics[peer][name] for peer in peers], [self.weights[peer] for peer in peers]
-        sums = math.fsum((value - values[0]) * weight for value, weight in zip(values, weights, strict=True))
-        return values[0] + sums / sum(weights)
+    def merged(self) -> Merged:
+        """Return the means of the metrics by number of examples; a client counts with its last answer."""
+        return merged(self.client_metrics, self.weights)
 
     def fail(self, peer: uuid.UUID, failure: ClientFailure) -> bool:
         """Record a client's failure. Return whether it is recorded.

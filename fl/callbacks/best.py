@@ -102,19 +102,23 @@ class _Watched:
         return True
 
     def _value(self, report: RoundReport) -> float | None:
-        """Return the value of a round, None if it has none. It counts if half of the clients with an answer have it."""
+        """Return the value of a round, None if it has none: fewer than half of the clients with an answer have it."""
         if self.source == "evaluation":
             means, clients = report.evaluation, report.client_evaluation.values()
         else:
             means, clients = report.metrics, report.client_metrics.values()
-        values = [metrics[self.metric] for metrics in clients if self.metric in metrics]
-        if self.metric in means and (self.metric.startswith(MEASURED) or 2 * len(values) >= len(clients)):
-            is_median = self._of == "median" or (self._of is None and len(values) >= _MEDIAN_OF)
-            return statistics.median(values) if values and is_median else means[self.metric]
-        if means or clients:  # else the round was not evaluated, or all evaluations have failed, which the log has
-            there = ", ".join(list(means)[:_NAMED]) or "none"
-            self._warn(f"round {report.number} has no metric {self.metric!r} of the {self.source}; it has: {there}")
-        return None
+        if self.metric not in means:
+            if means or clients:  # else the round was not evaluated, or all evaluations have failed, which the log has
+                there = ", ".join(list(means)[:_NAMED]) or "none"
+                self._warn(f"round {report.number} has no metric {self.metric!r} of the {self.source}; it has: {there}")
+            return None
+        values = [value for metrics in clients if math.isfinite(value := metrics.get(self.metric, math.nan))]
+        if not self.metric.startswith(MEASURED) and 2 * len(values) < len(clients):
+            has = f"{len(values)} of {len(clients)} clients have a finite {self.metric!r} of the {self.source}"
+            self._warn(f"round {report.number}: {has}; expected half of them at least")
+            return None
+        is_median = self._of == "median" or (self._of is None and len(values) >= _MEDIAN_OF)
+        return statistics.median(values) if values and is_median else means[self.metric]
 
     def _warn(self, text: str) -> None:
         """Log, once, why a round has no value."""

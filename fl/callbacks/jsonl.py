@@ -50,6 +50,8 @@ def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, An
         "staleness": {str(peer): rounds for peer, rounds in report.staleness.items()},
         "metrics": _finite(report.metrics),
         "evaluation": _finite(report.evaluation),
+        "not_finite": dict(report.not_finite),
+        "evaluation_not_finite": dict(report.evaluation_not_finite),
         "shares": {str(peer): share for peer, share in report.shares.items()},
         "seconds": report.seconds,
         "bytes_in": report.bytes_in,

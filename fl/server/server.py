@@ -233,14 +233,17 @@ class Server:
             self._tasks.forget_all()
             raise
         received, sent = self._traffic(before)
+        metrics, evaluated = training.merged(), evaluation.merged()
         report = RoundReport(
             number=number,
             attempt=attempt,
             clients=tuple(training.weights),
             failures=training.failures,
             evaluation_failures=evaluation.failures,
-            metrics=training.means(),
-            evaluation=evaluation.means(),
+            not_finite=metrics.not_finite,
+            evaluation_not_finite=evaluated.not_finite,
+            metrics=metrics.values,
+            evaluation=evaluated.values,
             seconds=time.monotonic() - begin,
             bytes_in=received,
             bytes_out=sent,

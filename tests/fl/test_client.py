@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import uuid
 import weakref
@@ -180,7 +179,7 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
     "a report": (lambda: Report(1), "returned Report; expected fl.Update"),
     "the class": (lambda: Update, "returned type; expected fl.Update"),
     "no examples": (lambda: Update({}, 0), "InvalidUpdate: num_examples: int 0; expected"),
-    "NaN": (lambda: Update({}, 1, {"loss": math.nan}), "InvalidUpdate: metrics['loss']: float nan"),
+    "a text": (lambda: Update({}, 1, {"loss": "low"}), "InvalidUpdate: metrics['loss']: str 'low'"),  # type: ignore
     "a lambda": (lambda: _holding(lambda: 0), "SerializationError: 'w': a builtins.function"),
     "a lock": (lambda: _holding(threading.Lock()), "SerializationError: 'w': a _thread.lock"),
     "much": (lambda: Update({"w": np.zeros(10_000)}, 1), "its answer cannot be sent: "),

@@ -129,10 +129,10 @@ def test_a_metric_name_is_short() -> None:
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "much", None, 10**400, 1j, [1.0]])
+@pytest.mark.parametrize("value", ["much", None, 10**400, 1j, [1.0]])
 @pytest.mark.parametrize("make", [lambda m: Update({}, 1, m), lambda m: Report(1, m)], ids=["Update", "Report"])
-def test_a_metric_is_a_finite_number(make: Callable[[Any], Any], value: object) -> None:
-    with pytest.raises(fl.InvalidUpdate, match=r"metrics\['loss'\]: .*expected a (finite )?number"):
+def test_a_metric_is_a_number(make: Callable[[Any], Any], value: object) -> None:
+    with pytest.raises(fl.InvalidUpdate, match=r"metrics\['loss'\]: .*expected a number"):
         make({"loss": value})
 
 
@@ -255,7 +255,7 @@ class TestInvalid:
         ("bad", "named"),
         [
             (message("Update", model={}, num_examples=-5), "num_examples"),
-            (message("Update", model={}, num_examples=1, metrics={"loss": float("nan")}), "loss"),
+            (message("Update", model={}, num_examples=1, metrics={"loss": {}}), "loss"),
             (message("Update", model={}, num_examples=1, extra=[1]), "extra"),
             (message("Update", model=[1], num_examples=1), "model"),
             (message("Update", model={}), "missing"),

@@ -7,6 +7,7 @@ import logging
 import math
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,18 @@ def test_a_direction_that_contradicts_the_name_is_a_warning(
     begun(fl.EarlyStopping(metric, lowest=lowest))
     assert len(caplog.messages) == bool(said)
     assert said in "".join(caplog.messages)
+
+
+def test_a_mean_of_few_finite_values_is_no_value(caplog: pytest.LogCaptureFixture) -> None:
+    early = begun(fl.EarlyStopping("accuracy"), evaluate=False)
+    few = of_clients(1, 0.9, math.nan, math.inf)
+    assert early._watched.improves(replace(few, metrics={"accuracy": 0.9})) is None
+    text = (
+        "round 1: 1 of 3 clients have a finite 'accuracy' of the training; expected half of them at least (said once)"
+    )
+    assert caplog.messages == [text]
+    assert early._watched._value(replace(of_clients(1, 0.5, 0.7, math.nan), metrics={"accuracy": 0.6})) == 0.6
+    assert early._watched._value(of_clients(1, 0.1, 0.2, 0.3, 0.4, 0.5, math.nan)) == 0.3
 
 
 def test_a_value_that_is_not_finite_is_said_to_be_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -72,6 +72,8 @@ def test_record_has_the_whole_report() -> None:
         "staleness": {str(A): 2},
         "metrics": {"loss": 0.5},
         "evaluation": {"accuracy": 0.75},
+        "not_finite": {},
+        "evaluation_not_finite": {},
         "shares": {},
         "seconds": 2.0,
         "bytes_in": 1000,
@@ -81,7 +83,11 @@ def test_record_has_the_whole_report() -> None:
 
 def test_record_has_the_metrics_of_each_client_on_demand(tmp_path: Path) -> None:
     of_a = {A: {"loss": 0.25, "strange": float("nan")}}
-    found = record(report(client_metrics=of_a, client_evaluation={A: {"accuracy": 1.0}}), client_metrics=True)
+    not_finite: Any = {"not_finite": {"strange": 1}, "evaluation_not_finite": {"accuracy": 1}}
+    found = record(
+        report(client_metrics=of_a, client_evaluation={A: {"accuracy": 1.0}}, **not_finite), client_metrics=True
+    )
+    assert (found["not_finite"], found["evaluation_not_finite"]) == ({"strange": 1}, {"accuracy": 1})
     assert found["client_metrics"] == {str(A): {"loss": 0.25, "strange": None}}
     assert found["client_evaluation"] == {str(A): {"accuracy": 1.0}}
     for client_metrics in (False, True):

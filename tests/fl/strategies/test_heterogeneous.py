@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -100,6 +101,8 @@ def test_larger_loss_weighs_more_with_larger_q() -> None:
     [
         ({}, "its metrics have no 'loss'"),
         ({"loss": -0.1}, r"metrics\['loss'\] is -0\.1"),
+        ({"loss": math.nan}, r"metrics\['loss'\] is nan"),
+        ({"loss": math.inf}, r"metrics\['loss'\] is inf"),
         ({"other": 1.0}, "its metrics have no 'loss'"),
     ],
 )
