@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         TooFewUpdates,
         UpdateStoreError,
     )
-    from fl.messages import Report, Update
+    from fl.messages import Report, Skip, Update
     from fl.report import ClientFailure, FailureKind, RoundReport
     from fl.server.server import Server
     from fl.simulation.simulate import simulate
@@ -89,6 +89,7 @@ __all__ = [
     "Scaffold",
     "Server",
     "SimulationError",
+    "Skip",
     "Strategy",
     "TensorBoard",
     "TooFewUpdates",
@@ -127,7 +128,7 @@ MODULES = {
         "TooFewUpdates",
         "UpdateStoreError",
     ),
-    "fl.messages": ("Report", "Update"),
+    "fl.messages": ("Report", "Skip", "Update"),
     "fl.report": ("ClientFailure", "FailureKind", "RoundReport"),
     "fl.server.server": ("Server",),
     "fl.simulation.simulate": ("simulate",),

@@ -3,7 +3,7 @@
     server ──Task──► client        train, or evaluate, this model
     server ◄─Offer── client        the reply is ready, and too large to send without a permit
     server ─Permit─► client        there is room for the reply
-    server ◄─Reply── client        an Update (train), a Report (evaluate), or the reason of a failure
+    server ◄─Reply── client        an Update (train), a Report (evaluate), a Skip, or the reason of a failure
     server ◄─Leave── client        the client closes its session, and why
     server ◄Describe─ client       a client that wants no task, but to know what tasks are like
     server Description► client     the answer
@@ -94,6 +94,21 @@ class Report:
         return _with(self, "num_examples", number)
 
 
+@dataclass(eq=False)
+class Skip(Exception):
+    """A client has nothing for this task, and that is no failure. Return it, or raise it. Raises InvalidUpdate.
+
+    An Update or Report of 0 examples is the same. The round does not wait for the client further.
+    """
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        expect(isinstance(self.reason, str), "reason", self.reason, "a text")
+        self.reason = printable(self.reason)
+        super().__init__(self.reason)
+
+
 @dataclass(frozen=True)
 class Job:
     """Identifies a task. `run` is the server's random number: a server that is started again has another one."""
@@ -162,11 +177,12 @@ class Reply:
     """The result of a task. A text is the reason why the client could not do the task."""
 
     job: Job
-    content: Update | Report | str
+    content: Content | str
 
     def __post_init__(self) -> None:
         _check_job(self.job)
-        expect(isinstance(self.content, (Update, Report, str)), "content", self.content, "an Update or Report")
+        known = isinstance(self.content, (Update, Report, Skip, str))
+        expect(known, "content", self.content, "an Update, a Report or a Skip")
         if isinstance(self.content, str):
             object.__setattr__(self, "content", printable(self.content))
 
@@ -231,12 +247,13 @@ class Description:
             expect(right, "a tensor", value, "its shape, its dtype, and whether it is one of torch")
 
 
-Content = TypeVar("Content", Update, Report)
+Content: TypeAlias = Update | Report | Skip
+Measured = TypeVar("Measured", Update, Report)
 Message: TypeAlias = Task | Offer | Permit | Reply | Leave | Describe | Description | End
 
 _WITHOUT_JOB = (Leave, Describe, Description, End)
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
-_CONTENTS: dict[str, type[Update | Report]] = {kind.__name__: kind for kind in (Update, Report)}
+_CONTENTS: dict[str, type[Content]] = {kind.__name__: kind for kind in (Update, Report, Skip)}
 _PLAIN = tensors.messages()
 
 
@@ -256,12 +273,11 @@ def build(values: Any) -> Message:
         raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
 
 
-def _build_content(values: Any) -> Update | Report:
+def _build_content(values: Any) -> Content:
     kind, found = _split("content", values, _CONTENTS)
     if kind is Update and type(model := found.get("model")) is dict:
         found["model"] = {name: _build_tensor(tensor) for name, tensor in model.items()}
-    content: Update | Report = kind(**found)
-    return content
+    return counted(kind(**found))
 
 
 def _build_tensor(tensor: Any) -> Any:
@@ -293,9 +309,9 @@ def _plain_message(message: Any) -> Any:
     return message
 
 
-def _plain_content(content: Update | Report | str) -> Any:
-    if isinstance(content, Report):
-        return {"type": "Report", **_values(Report, content)}
+def _plain_content(content: Content | str) -> Any:
+    if isinstance(content, (Report, Skip)):
+        return {"type": type(content).__name__, **_values(type(content), content)}
     if isinstance(content, Update):
         values = _values(Update, content)
         return {"type": "Update", **values, "model": _plain_model(content.model), "extra": _plain_model(content.extra)}
@@ -330,7 +346,12 @@ def serialization(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> Serializa
 MESSAGES = serialization()
 
 
-def _with(content: Content, name: str, value: object) -> Content:
+def counted(content: Content) -> Content:
+    """Return a Skip for what has no examples, and would have no weight."""
+    return content if isinstance(content, Skip) or content.num_examples else Skip("it has no examples")
+
+
+def _with(content: Measured, name: str, value: object) -> Measured:
     other = copy(content)
     object.__setattr__(other, name, value)
     return other
@@ -346,5 +367,5 @@ def _check_number(name: str, value: object) -> None:
 
 def _checked_examples(number: Any) -> int:
     whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-    expect(whole and 0 < number <= _MAX_EXAMPLES, "num_examples", number, "a whole number above 0, and 2**53 at most")
+    expect(whole and 0 <= number <= _MAX_EXAMPLES, "num_examples", number, "a whole number, 0 to 2**53")
     return int(number)

@@ -75,6 +75,8 @@ class RoundReport:
     attempt: int = 1  # 2 if the first attempt did not count
     suspended: tuple[uuid.UUID, ...] = ()  # clients without a good answer to their last tasks: no round waits for them
     evaluation_failures: Mapping[uuid.UUID, ClientFailure] = field(default_factory=dict)  # of those asked to evaluate
+    skipped: Mapping[uuid.UUID, str] = field(default_factory=dict)  # why clients had nothing for a task: no failure
+    evaluation_skipped: Mapping[uuid.UUID, str] = field(default_factory=dict)
     not_finite: Mapping[str, int] = field(default_factory=dict)  # clients whose metric was NaN or infinite: left out
     evaluation_not_finite: Mapping[str, int] = field(default_factory=dict)
 
@@ -86,6 +88,10 @@ class RoundReport:
         failed = f", {len(self.failures)} failed"
         if self.evaluation_failures:
             failed += f", {len(self.evaluation_failures)} evaluations failed"
+        if self.skipped:
+            failed += f", {len(self.skipped)} skipped"
+        if self.evaluation_skipped:
+            failed += f", {len(self.evaluation_skipped)} evaluations skipped"
         suspended = f", {len(self.suspended)} suspended" if self.suspended else ""
         return (
             f"round {self.number}: {clients}{failed}{suspended}{metrics}{evaluation}"
@@ -114,6 +120,7 @@ class RoundState:
 
     pending: dict[uuid.UUID, None] = field(default_factory=dict)  # asked in this round, and not answered; ordered
     failures: dict[uuid.UUID, ClientFailure] = field(default_factory=dict)
+    skipped: dict[uuid.UUID, str] = field(default_factory=dict)
     weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of the answers that count
     staleness: dict[uuid.UUID, int] = field(default_factory=dict)  # of the late ones among them, in rounds
     client_metrics: dict[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of the same answers
@@ -133,6 +140,12 @@ class RoundState:
         metrics = content.metrics.items()
         self.client_metrics[peer] = {name: value for name, value in metrics if not name.startswith(MEASURED)}
 
+    def skip(self, peer: uuid.UUID, reason: str) -> None:
+        """Record that a client had nothing for a task. An asynchronous strategy may have had an update of it before."""
+        self.pending.pop(peer, None)
+        self.failures.pop(peer, None)
+        self.skipped[peer] = reason
+
     def merged(self) -> Merged:
         """Return the means of the metrics by number of examples; a client counts with its last answer."""
         return merged(self.client_metrics, self.weights)
@@ -140,11 +153,11 @@ class RoundState:
     def fail(self, peer: uuid.UUID, failure: ClientFailure) -> bool:
         """Record a client's failure. Return whether it is recorded.
 
-        An answer that counts outweighs any failure, and the client's own reason any other. A stale answer does not end
-        the wait for the right one, and replaces no other failure.
+        An answer that counts, or a skip, outweighs any failure, and the client's own reason any other. A stale answer
+        does not end the wait for the right one, and replaces no other failure.
         """
         earlier = self.failures.get(peer)
-        if peer in self.weights or (earlier is not None and earlier.why is FailureKind.FAILED):
+        if peer in self.weights or peer in self.skipped or (earlier is not None and earlier.why is FailureKind.FAILED):
             return False
         if failure.why is FailureKind.STALE and (peer in self.pending or earlier is not None):
             return False

@@ -240,6 +240,8 @@ class Server:
             clients=tuple(training.weights),
             failures=training.failures,
             evaluation_failures=evaluation.failures,
+            skipped=training.skipped,
+            evaluation_skipped=evaluation.skipped,
             not_finite=metrics.not_finite,
             evaluation_not_finite=evaluated.not_finite,
             metrics=metrics.values,
@@ -302,10 +304,12 @@ class Server:
     def _pause(self, report: RoundReport) -> None:
         """Wait before the next attempt of a round. Raises FederationStalled if there were too many."""
         if self._voids >= self._void_rounds:
-            reasons = "; ".join(f"{peer}: {failure}" for peer, failure in islice(report.failures.items(), _NAMED))
+            each = {**report.failures, **report.skipped}
+            reasons = "; ".join(f"{peer}: {reason}" for peer, reason in islice(each.items(), _NAMED))
+            skipped = f" and {len(report.skipped)} skipped" if report.skipped else ""
             raise FederationStalled(
                 f"round {report.number} did not count {self._voids} times in a row (void_rounds); in the last attempt "
-                f"{len(report.failures)} clients failed{': ' if reasons else ''}{reasons}"
+                f"{len(report.failures)} clients failed{skipped}{': ' if reasons else ''}{reasons}"
             )
         seconds = pause_after(self._voids, self._void_pause)
         log.info("round %d is run again in %g s (attempt %d)", report.number, seconds, self._voids + 1)
@@ -320,7 +324,8 @@ class Server:
         try:
             state, needed = self._collector.train(self._task(number, "train"), clients)
             count = len(state.weights)
-            why = f"{count} updates of {needed}" if count < needed else self._finish(number)
+            few = f"{count} updates of {needed}" + (f", {len(state.skipped)} skipped" if state.skipped else "")
+            why = few if count < needed else self._finish(number)
         except BaseException:
             self._strategy.abandon()
             raise

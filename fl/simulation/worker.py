@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import netq
 from fl.client import Client
-from fl.messages import Report, Task, Update
+from fl.messages import Content, Task
 from fl.trainer import Trainer
 
 
@@ -137,7 +137,7 @@ class _SimulatedTrainer(Trainer):
         self._parent = parent
         self._start = start
 
-    def do(self, task: Task, rate: float | None = None) -> Update | Report | str:
+    def do(self, task: Task, rate: float | None = None) -> Content | str:
         """Train or evaluate, one client at a time, and wait for the turn of this one."""
         config = {**task.config, "partition": self._partition, "partitions": self._start.partitions}
         with self._parent.training:

@@ -135,6 +135,14 @@ def test_a_name_is_no_other_part_of_the_line(name: str, shown: str) -> None:
     assert found.isprintable()
 
 
+def test_a_skip_outweighs_a_failure() -> None:
+    state = RoundState({A: None})
+    state.fail(A, ClientFailure(FailureKind.LATE, "late"))
+    state.skip(A, "no data")
+    assert not state.fail(A, ClientFailure(FailureKind.LOST, "gone"))
+    assert (state.pending, state.failures, state.skipped) == ({}, {}, {A: "no data"})
+
+
 def test_a_line_has_the_failures_of_training_and_of_evaluation() -> None:
     failures = {A: ClientFailure(FailureKind.LATE, "late")}
     assert ", 0 failed, 1 evaluations failed, 1.00 s" in line(evaluation_failures=failures)

@@ -48,6 +48,7 @@ def report(number: int = 1, **changes: Any) -> fl.RoundReport:
         "bytes_out": 3000,
         "staleness": {A: 2},
         "evaluation_failures": {A: LOST},
+        "skipped": {B: "no data"},
     }
     return fl.RoundReport(number=number, **{**facts, **changes})
 
@@ -72,6 +73,8 @@ def test_record_has_the_whole_report() -> None:
         "staleness": {str(A): 2},
         "metrics": {"loss": 0.5},
         "evaluation": {"accuracy": 0.75},
+        "skipped": {str(B): "no data"},
+        "evaluation_skipped": {},
         "not_finite": {},
         "evaluation_not_finite": {},
         "shares": {},
@@ -122,6 +125,7 @@ def test_scalars_count_failures_by_kind() -> None:
         f"failures/{why.name.lower()}" for why in fl.FailureKind
     }
     assert (found["evaluation_failures/lost"], found["evaluation_failures/late"]) == (1, 0)
+    assert (found["skipped"], found["evaluation_skipped"]) == (1, 0)
     assert found["evaluation/accuracy"] == 0.75
     assert found["metrics/loss"] == 0.5
     assert (found["clients"], found["seconds"], found["bytes/in"], found["bytes/out"]) == (1, 2.0, 1000, 3000)

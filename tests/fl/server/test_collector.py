@@ -59,6 +59,56 @@ def test_a_round_ends_when_enough_have_answered() -> None:
         slow.let_go(10)
 
 
+# Clients that skip
+
+
+def skips(model: Any, config: Mapping[str, Any]) -> fl.Skip:
+    return fl.Skip("no data yet")
+
+
+def test_a_client_that_skips_has_not_failed_and_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(min_clients=1, evaluate=True, suspend_after=1) as federation:
+        federation.join(A, gives(2), lambda model, config: fl.Report(1))
+        federation.join(B, gives(4), lambda model, config: fl.Report(0))
+        federation.join(C, skips)
+        for _ in range(3):
+            report = federation.round(3)
+            assert (set(report.clients), report.failures, report.suspended) == ({A, B}, {}, ())
+            assert report.skipped == {C: "no data yet"}
+            assert (report.evaluation_skipped, report.evaluation_failures) == ({B: "it has no examples"}, {})
+            assert ", 0 failed, 1 skipped, 1 evaluations skipped, " in str(report)
+        assert federation.server._collector.state()["train"]["records"] == {}
+    assert "left out" not in caplog.text
+
+
+def test_a_round_of_too_few_others_does_not_count_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(min_clients=2, void_rounds=2, void_pause=0) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, skips)
+        federation.server.wait(2, SOON)
+        with pytest.raises(fl.FederationStalled, match=f"1 clients failed and 1 skipped: {A}: .*; {B}: no data yet"):
+            list(federation.server.rounds(1))
+    assert "round 1 does not count: 1 updates of 2, 1 skipped" in caplog.messages
+
+
+def test_an_asynchronous_round_asks_a_client_that_skips_once() -> None:
+    asked: list[int] = []
+    slow = Gate(4)
+
+    def counts(model: Any, config: Mapping[str, Any]) -> Any:
+        asked.append(config["round"])
+        return fl.Update(filled(1), 1) if asked.count(config["round"]) == 1 else fl.Skip("no more")
+
+    with Federation(strategy=fl.FedBuff(3), min_clients=1) as federation:
+        federation.join(A, counts)
+        federation.join(B, slow)
+        slow.let_go(10)
+        report = federation.round(2)
+        assert report.skipped in ({}, {A: "no more"})
+        assert report.failures == {}
+    assert asked.count(1) <= 2
+
+
 # Late updates
 
 
