@@ -79,6 +79,8 @@ class RoundReport:
     evaluation_skipped: Mapping[uuid.UUID, str] = field(default_factory=dict)
     not_finite: Mapping[str, int] = field(default_factory=dict)  # clients whose metric was NaN or infinite: left out
     evaluation_not_finite: Mapping[str, int] = field(default_factory=dict)
+    num_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)  # as they count: max_examples bounds them
+    evaluation_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         metrics = _line(self.metrics, self.not_finite)

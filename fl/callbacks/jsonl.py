@@ -34,11 +34,13 @@ Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, Any]:
     """Return a report as plain values. NaN and infinity become None: JSON has neither.
 
-    client_metrics: whether to add the metrics of each client.
+    client_metrics: whether to add the metrics and the number of examples of each client.
     """
     of_clients = {
         "client_metrics": {str(peer): _finite(metrics) for peer, metrics in report.client_metrics.items()},
         "client_evaluation": {str(peer): _finite(metrics) for peer, metrics in report.client_evaluation.items()},
+        "num_examples": {str(peer): number for peer, number in report.num_examples.items()},
+        "evaluation_examples": {str(peer): number for peer, number in report.evaluation_examples.items()},
     }
     return {
         "round": report.number,
@@ -145,7 +147,7 @@ class JsonLines(Callback):
 
     A line before the first round has `begin`: the seeds and versions that are needed to repeat the run.
 
-    client_metrics: whether to write the metrics of each client, too.
+    client_metrics: whether to write the metrics and the number of examples of each client, too.
 
     The file is open only while a line is written, so it may be moved between two rounds. The constructor raises OSError
     if the file cannot be written.

@@ -73,7 +73,7 @@ class CallbackOptions:
 
     progress:    True: progress on the terminal; False: one log line a round.
     json:        path of a file for fl.JsonLines.
-    client_metrics: whether fl.JsonLines writes the metrics of each client.
+    client_metrics: whether fl.JsonLines writes the metrics and the number of examples of each client.
     tensorboard: path of a folder for fl.TensorBoard.
     prometheus:  host and port for fl.Prometheus.
     mlflow:      address of a server for fl.MLflow.

@@ -244,6 +244,8 @@ class Server:
             evaluation_skipped=evaluation.skipped,
             not_finite=metrics.not_finite,
             evaluation_not_finite=evaluated.not_finite,
+            num_examples=training.weights,
+            evaluation_examples=evaluation.weights,
             metrics=metrics.values,
             evaluation=evaluated.values,
             seconds=time.monotonic() - begin,

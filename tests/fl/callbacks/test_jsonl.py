@@ -93,6 +93,8 @@ def test_record_has_the_metrics_of_each_client_on_demand(tmp_path: Path) -> None
     assert (found["not_finite"], found["evaluation_not_finite"]) == ({"strange": 1}, {"accuracy": 1})
     assert found["client_metrics"] == {str(A): {"loss": 0.25, "strange": None}}
     assert found["client_evaluation"] == {str(A): {"accuracy": 1.0}}
+    examples = record(report(num_examples={A: 5}, evaluation_examples={A: 2}), client_metrics=True)
+    assert (examples["num_examples"], examples["evaluation_examples"]) == ({str(A): 5}, {str(A): 2})
     for client_metrics in (False, True):
         path = tmp_path / f"{client_metrics}.jsonl"
         JsonLines(path, client_metrics=client_metrics).round_ends(report(client_metrics=of_a), {})

@@ -316,6 +316,15 @@ def test_a_metric_that_is_not_finite_costs_no_update() -> None:
     assert report.client_evaluation[C] == {"auc": -math.inf}
 
 
+def test_the_report_has_the_examples_as_they_count() -> None:
+    with Federation(evaluate=True, strategy=fl.FedAvg(max_examples=10)) as federation:
+        federation.join(A, gives(1, 3), lambda model, config: fl.Report(2))
+        federation.join(B, gives(1, 5000), lambda model, config: fl.Report(20))
+        report = federation.round(2)
+    assert report.num_examples == {A: 3, B: 10}
+    assert report.evaluation_examples == {A: 2, B: 10}
+
+
 def test_means_of_metrics_do_not_overflow() -> None:
     largest = float(np.finfo(np.float32).max)
     with Federation() as federation:
