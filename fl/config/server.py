@@ -41,6 +41,7 @@ from fl.callbacks.jsonl import Measure, name_of
 from fl.config import strategy
 from fl.errors import InvalidUpdate
 from fl.server.checkpoint import is_there
+from fl.server.validation import checked_evaluation
 from fl.tensors.model import check
 from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption, SecurityError
@@ -301,10 +302,21 @@ def _settings(file: File) -> dict[str, Any]:
         "void_rounds": partial(file.whole, expected="a whole number"),
         "void_pause": partial(file.seconds, expected="seconds, as in 1.0"),
         "grace": partial(file.seconds, expected="seconds, as in 10.0"),
-        "evaluate": file.boolean,
+        "evaluate": partial(_evaluate, file),
         "memory_limit": partial(file.whole, expected="a whole number of bytes"),
     }
     return {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
+
+
+def _evaluate(file: File, table: str, key: str) -> Any:
+    value = file.table(table)[key]
+    expected = "true, false, or a table, as in { fraction = 0.2, every = 5 }"
+    file.check(f"{table}.{key}", value, isinstance(value, bool | dict), expected)
+    try:
+        checked_evaluation(value)
+    except InvalidOption as error:
+        raise file.wrong(in_file_terms(error)) from None
+    return value
 
 
 def _callbacks(file: File) -> CallbackOptions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -71,11 +72,14 @@ class UpdateCollector:
             return self._train_round(task, clients)
         return self._train_async(task, clients, self._strategy.buffer), 1
 
-    def evaluate(self, task: Task, clients: Collection[uuid.UUID]) -> RoundState:
-        """Ask those of the clients that have no task to evaluate a model."""
+    def evaluate(self, task: Task, clients: Collection[uuid.UUID], fraction: float = 1.0) -> RoundState:
+        """Ask a random fraction of the clients that have no task to evaluate a model. The seed chooses them."""
         state, busy = RoundState(), self._tasks.busy
         idle = [peer for peer in clients if peer not in busy]
         regular, retried = self._standings["evaluate"].candidates(idle, 0)
+        if fraction < 1 and regular:
+            chance = random.Random(f"{self._strategy.seed} {task.job.round} evaluate")
+            regular = chance.sample(sorted(regular), max(1, round(fraction * len(regular))))
         needed, asked = min(self._min_clients, len(regular)), time.monotonic()
 
         def overdue() -> float:

@@ -35,7 +35,7 @@ from fl.server.checkpoint import Checkpoint, load
 from fl.server.client_tasks import ClientTasks
 from fl.server.collector import UpdateCollector
 from fl.server.limits import limits
-from fl.server.validation import check_config, check_limits, check_settings, checked_callbacks
+from fl.server.validation import check_config, check_limits, check_settings, checked_callbacks, checked_evaluation
 from fl.server.waiting import pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
@@ -71,7 +71,8 @@ class Server:
     grace:        seconds; a client without a connection for longer is lost, and the round does not wait for it.
     config:       values that the clients get in every round; the strategy's own config is added. A value may be a
                   function of the number of the round (fl.schedules).
-    evaluate:     whether the clients evaluate the new model after each round.
+    evaluate:     whether the clients of a round evaluate its model. {"every": 5, "fraction": 0.2}: after each fifth
+                  round, by a random fifth of them (one at least), which the strategy's seed and the round choose.
     memory_limit: bytes for the model, its successor, and the updates that are on their way. It bounds how many updates
                   are admitted at once, and how large they are; the others wait at their clients. None: three models and
                   100 MB, and one update of four models.
@@ -94,13 +95,13 @@ class Server:
         void_pause: float = 1.0,
         grace: float = 10.0,
         config: Mapping[str, Any] | None = None,
-        evaluate: bool = False,
+        evaluate: bool | Mapping[str, Any] = False,
         memory_limit: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         callbacks: Iterable[Callback] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
-        check_settings(model, options, strategy, min_clients, deadline, grace, config, evaluate)
+        check_settings(model, options, strategy, min_clients, deadline, grace, config)
         check_limits(min_clients, wait, close_early, suspend_after, void_rounds, void_pause)
         bounds = limits(model, memory_limit)
         self.model: Model = plain(model)
@@ -122,7 +123,7 @@ class Server:
         self._has_begun = False  # the first round of this server
         self._voids = 0  # attempts since the last round that counted
         self._config = dict(config or {})
-        self._evaluate = evaluate
+        self._evaluation = checked_evaluation(evaluate)
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
         self._closed = threading.Event()
         try:
@@ -227,8 +228,9 @@ class Server:
                 self._voids = 0
             elif self._tasks.visitors.isdisjoint(clients):  # else the round has begun with one that wants no task
                 self._voids = attempt
-            if self._evaluate:
-                evaluation = self._collector.evaluate(self._task(number, "evaluate"), training.weights)
+            if self._evaluation.every and number % self._evaluation.every == 0:
+                task, fraction = self._task(number, "evaluate"), self._evaluation.fraction
+                evaluation = self._collector.evaluate(task, training.weights, fraction)
         except BaseException:  # else clients would stay busy, and their answers would count in the next round
             self._tasks.forget_all()
             raise
@@ -432,7 +434,7 @@ class Server:
             "strategy": type(self._strategy).__name__,
             "seed": self._strategy.seed,
             "min_clients": self._min_clients,
-            "evaluate": self._evaluate,
+            "evaluate": self._evaluation._asdict() if self._evaluation.every else False,
             "config": details.plain(self._client_config(self.number + 1)),
             "versions": details.versions(),
         }

@@ -244,6 +244,16 @@ def test_the_server_decides_the_source_unless_the_user_does(
     assert caplog.messages == [f"SaveBest: takes {metric!r} of the {taken}; the highest is the best"]
 
 
+def test_a_round_that_is_not_evaluated_counts_as_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    early = begun(fl.EarlyStopping("accuracy", patience=2))
+    values = {5: 0.5, 10: 0.6, 15: 0.6, 20: 0.6}
+    for number in range(1, 21):
+        evaluation = {"accuracy": values[number]} if number in values else {}
+        early.round_ends(report(number, **evaluation), filled(number))
+        assert early.stop is (number == 20)
+    assert "no metric" not in caplog.text
+
+
 def test_an_evaluation_that_never_comes_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
     begun(fl.EarlyStopping("accuracy", source="evaluation"), evaluate=False)
     (line,) = caplog.messages

@@ -109,6 +109,49 @@ def test_an_asynchronous_round_asks_a_client_that_skips_once() -> None:
     assert asked.count(1) <= 2
 
 
+# Which rounds and clients evaluate
+
+
+def evaluators(rounds: int, **settings: Any) -> list[set[uuid.UUID]]:
+    """Return who has evaluated each round. An evaluation says so in its metrics."""
+    with Federation(min_clients=4, void_pause=0, **settings) as federation:
+        for client in IDS:
+            federation.join(client, gives(1), lambda model, config: fl.Report(1, {"round": config["round"]}))
+        reports = [federation.round(4) for _ in range(rounds)]
+    assert all(each.evaluation == ({"round": each.number} if each.evaluation_examples else {}) for each in reports)
+    return [set(each.evaluation_examples) for each in reports]
+
+
+def test_every_third_round_is_evaluated() -> None:
+    assert [len(each) for each in evaluators(7, evaluate={"every": 3})] == [0, 0, 4, 0, 0, 4, 0]
+
+
+def test_a_fraction_of_the_clients_evaluates_and_the_seed_chooses_it() -> None:
+    half: dict[str, Any] = {"evaluate": {"fraction": 0.5}}
+    first = evaluators(6, **half)
+    assert [len(each) for each in first] == [2] * 6
+    assert len({frozenset(each) for each in first}) > 1
+    assert evaluators(6, **half) == first
+    assert evaluators(6, **half, strategy=fl.FedAvg(seed=1)) != first
+    assert [len(each) for each in evaluators(2, evaluate={"fraction": 0.01})] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "named"),
+    [
+        (1, "Server.evaluate: 1; expected True, False, or a mapping"),
+        ({"every": 0}, "Server.evaluate.every: 0; expected a whole number of 1 or more"),
+        ({"fraction": 0}, "Server.evaluate.fraction: 0; expected a number above 0, and 1 at most"),
+        ({"fraction": float("nan")}, "Server.evaluate.fraction: nan"),
+        ({"fractions": 0.5}, "Server.evaluate: 'fractions'; did you mean fraction"),
+        ({7: 0.5}, "Server.evaluate: 7"),
+    ],
+)
+def test_a_wrong_evaluation_is_refused(evaluate: Any, named: str) -> None:
+    with pytest.raises(netq.InvalidOption, match=named):
+        fl.Server(filled(0), evaluate=evaluate)
+
+
 # Late updates
 
 
