@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         UpdateStoreError,
     )
     from fl.messages import Report, Skip, Update
+    from fl.metrics import Sum
     from fl.report import ClientFailure, FailureKind, RoundReport
     from fl.server.server import Server
     from fl.simulation.simulate import simulate
@@ -91,6 +92,7 @@ __all__ = [
     "SimulationError",
     "Skip",
     "Strategy",
+    "Sum",
     "TensorBoard",
     "TooFewUpdates",
     "Update",
@@ -129,6 +131,7 @@ MODULES = {
         "UpdateStoreError",
     ),
     "fl.messages": ("Report", "Skip", "Update"),
+    "fl.metrics": ("Sum",),
     "fl.report": ("ClientFailure", "FailureKind", "RoundReport"),
     "fl.server.server": ("Server",),
     "fl.simulation.simulate": ("simulate",),

@@ -47,19 +47,20 @@ class Update:
     """A trained model. Raises InvalidUpdate.
 
     metrics: means over the `num_examples` of the training data. Values beyond a float32 become its largest one. The
-             server leaves NaN and infinity out of the mean of the clients, and counts them.
+             server leaves NaN and infinity out of the mean of the clients, and counts them. A value may also be a list
+             or an array of numbers, and an fl.Sum of either.
     extra:   further arrays or tensors by name, which some strategies need (fl.ControlVariate).
     """
 
     model: dict[str, Any]  # a strategy gets a Mapping, which may unpack each tensor on access
     num_examples: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays and tensors."""
-        return nbytes(self.model) + nbytes(self.extra)
+        return nbytes(self.model) + nbytes(self.extra) + 8 * metrics.elements(self.metrics)
 
     def with_model(self, model: Mapping[str, Any]) -> Update:
         """Return this update with another model. The other fields are not checked again."""
@@ -83,7 +84,7 @@ class Report:
     """The evaluation of a model. `metrics` are means over `num_examples`. Raises InvalidUpdate."""
 
     num_examples: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
@@ -277,7 +278,13 @@ def _build_content(values: Any) -> Content:
     kind, found = _split("content", values, _CONTENTS)
     if kind is Update and type(model := found.get("model")) is dict:
         found["model"] = {name: _build_tensor(tensor) for name, tensor in model.items()}
+    if type(values := found.get("metrics")) is dict:
+        found["metrics"] = {name: _build_metric(value) for name, value in values.items()}
     return counted(kind(**found))
+
+
+def _build_metric(value: Any) -> Any:
+    return metrics.Sum(value["sum"]) if type(value) is dict and list(value) == ["sum"] else value
 
 
 def _build_tensor(tensor: Any) -> Any:
@@ -310,12 +317,18 @@ def _plain_message(message: Any) -> Any:
 
 
 def _plain_content(content: Content | str) -> Any:
-    if isinstance(content, (Report, Skip)):
-        return {"type": type(content).__name__, **_values(type(content), content)}
+    if isinstance(content, str):
+        return content
+    values = {"type": type(content).__name__, **_values(type(content), content)}
     if isinstance(content, Update):
-        values = _values(Update, content)
-        return {"type": "Update", **values, "model": _plain_model(content.model), "extra": _plain_model(content.extra)}
-    return content
+        values |= {"model": _plain_model(content.model), "extra": _plain_model(content.extra)}
+    if not isinstance(content, Skip):
+        values["metrics"] = {name: _plain_metric(value) for name, value in content.metrics.items()}
+    return values
+
+
+def _plain_metric(value: Any) -> Any:
+    return {"sum": value.value} if isinstance(value, metrics.Sum) else value
 
 
 def _plain_model(model: Mapping[str, Any]) -> dict[str, Any]:

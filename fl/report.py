@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl.metrics import Merged, merged
+from fl.metrics import Merged, elements, merged, scalars
 from netq.text import printable
 
 MEASURED = "server_"  # prefix of the names that fl.Measured adds to the evaluation: no metric of a client has it
@@ -23,6 +23,7 @@ _MANY = 3  # … if there are so many clients
 
 _USAGE = "usage."  # how the names of metrics begin that say what a device has used (edge/usage.py)
 _SHOWN = 20  # metrics in a report's line
+_MAX_ELEMENTS = 2**22  # in the arrays of all clients: 32 MiB, as 419 confusion matrices of 100 classes
 _PLAIN = re.compile(r"[\w./:@%+()\[\]-]+")  # a name that a report's line has without quotes
 
 
@@ -63,14 +64,16 @@ class RoundReport:
     number: int
     clients: tuple[uuid.UUID, ...]  # their updates are in the model; none: the round did not count
     failures: Mapping[uuid.UUID, ClientFailure]  # clients that were asked, and whose updates are not in the model
-    metrics: Mapping[str, float]  # of training: means by number of examples, names that most clients have first
-    evaluation: Mapping[str, float]  # of the new model: means by number of examples
+    # Of training, and of the new model: means by number of examples, or sums of fl.Sum, as floats or arrays of float64.
+    # The names that most clients have come first.
+    metrics: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
     seconds: float
     bytes_in: int
     bytes_out: int
     staleness: Mapping[uuid.UUID, int] = field(default_factory=dict)  # of late updates in the model: in rounds
-    client_metrics: Mapping[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of training
-    client_evaluation: Mapping[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of the new model
+    client_metrics: Mapping[uuid.UUID, Mapping[str, Any]] = field(default_factory=dict)  # of training
+    client_evaluation: Mapping[uuid.UUID, Mapping[str, Any]] = field(default_factory=dict)  # of the new model
     shares: Mapping[uuid.UUID, float] = field(default_factory=dict)  # of the examples: of clients with more than half
     attempt: int = 1  # 2 if the first attempt did not count
     suspended: tuple[uuid.UUID, ...] = ()  # clients without a good answer to their last tasks: no round waits for them
@@ -79,12 +82,16 @@ class RoundReport:
     evaluation_skipped: Mapping[uuid.UUID, str] = field(default_factory=dict)
     not_finite: Mapping[str, int] = field(default_factory=dict)  # clients whose metric was NaN or infinite: left out
     evaluation_not_finite: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(
+        default_factory=dict
+    )  # clients whose metric had another form than most clients'
+    evaluation_left_out: Mapping[str, int] = field(default_factory=dict)
     num_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)  # as they count: max_examples bounds them
     evaluation_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        metrics = _line(self.metrics, self.not_finite)
-        evaluation = _line(self.evaluation, self.evaluation_not_finite, "evaluated ")
+        metrics = _line(self.metrics, self.not_finite, self.left_out)
+        evaluation = _line(self.evaluation, self.evaluation_not_finite, self.evaluation_left_out, "evaluated ")
         late = f" ({len(self.staleness)} late)" if self.staleness else ""
         clients = f"{len(self.clients)} clients{late}" if self.clients else f"attempt {self.attempt} does not count"
         failed = f", {len(self.failures)} failed"
@@ -101,13 +108,17 @@ class RoundReport:
         )
 
 
-def _line(metrics: Mapping[str, float], not_finite: Mapping[str, int], before: str = "") -> str:
+def _line(
+    metrics: Mapping[str, Any], not_finite: Mapping[str, int], left_out: Mapping[str, int], before: str = ""
+) -> str:
     """Return the first metrics for a line. A name that could be taken for another part of the line is quoted."""
-    names = [name for name in metrics if not name.startswith(_USAGE)]
+    names = [name for name in scalars(metrics) if not name.startswith(_USAGE)]
     shown = []
     for name in names[:_SHOWN]:
-        left_out = f" ({not_finite[name]} not finite)" if name in not_finite else ""
-        shown.append(f", {before}{name if _PLAIN.fullmatch(name) else ascii(name)} {metrics[name]:.4g}{left_out}")
+        each = ((not_finite, "not finite"), (left_out, "left out"))
+        without = ", ".join(f"{counts[name]} {why}" for counts, why in each if name in counts)
+        quoted = name if _PLAIN.fullmatch(name) else ascii(name)
+        shown.append(f", {before}{quoted} {metrics[name]:.4g}" + (f" ({without})" if without else ""))
     more = f", {before}{len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return "".join(shown) + more
 
@@ -125,7 +136,9 @@ class RoundState:
     skipped: dict[uuid.UUID, str] = field(default_factory=dict)
     weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of the answers that count
     staleness: dict[uuid.UUID, int] = field(default_factory=dict)  # of the late ones among them, in rounds
-    client_metrics: dict[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of the same answers
+    client_metrics: dict[uuid.UUID, Mapping[str, Any]] = field(default_factory=dict)  # of the same answers
+    elements: int = 0  # in the arrays of these
+    without_room: dict[uuid.UUID, list[str]] = field(default_factory=dict)  # names of arrays that are not among these
     folded: int = 0  # updates; with an asynchronous strategy a client may have several
     counts: Counter[uuid.UUID] = field(default_factory=Counter)  # of each client
 
@@ -139,8 +152,7 @@ class RoundState:
         self.staleness.pop(peer, None)
         if staleness:
             self.staleness[peer] = staleness
-        metrics = content.metrics.items()
-        self.client_metrics[peer] = {name: value for name, value in metrics if not name.startswith(MEASURED)}
+        self._keep(peer, {name: value for name, value in content.metrics.items() if not name.startswith(MEASURED)})
 
     def skip(self, peer: uuid.UUID, reason: str) -> None:
         """Record that a client had nothing for a task. An asynchronous strategy may have had an update of it before."""
@@ -148,9 +160,20 @@ class RoundState:
         self.failures.pop(peer, None)
         self.skipped[peer] = reason
 
+    def _keep(self, peer: uuid.UUID, metrics: Mapping[str, Any]) -> None:
+        """Keep the metrics of a client, without its arrays if those of others take all the room."""
+        size, room = elements(metrics), _MAX_ELEMENTS - self.elements + elements(self.client_metrics.get(peer, {}))
+        self.without_room.pop(peer, None)
+        if size > room:
+            self.without_room[peer] = [name for name, value in metrics.items() if not isinstance(value, float)]
+            size, metrics = 0, {name: value for name, value in metrics.items() if isinstance(value, float)}
+        self.elements = _MAX_ELEMENTS - room + size
+        self.client_metrics[peer] = metrics
+
     def merged(self) -> Merged:
         """Return the means of the metrics by number of examples; a client counts with its last answer."""
-        return merged(self.client_metrics, self.weights)
+        lost = Counter(name for names in self.without_room.values() for name in names)
+        return merged(self.client_metrics, self.weights, lost)
 
     def fail(self, peer: uuid.UUID, failure: ClientFailure) -> bool:
         """Record a client's failure. Return whether it is recorded.
@@ -180,3 +203,4 @@ class RoundState:
         self.weights.clear()
         self.staleness.clear()
         self.client_metrics.clear()
+        self.without_room.clear()

@@ -15,7 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from fl.callbacks.base import Callback
+from fl.metrics import Sum
 from fl.report import MEASURED, RoundReport
 from fl.tensors import npz
 from fl.tensors.spec import Model
@@ -109,16 +112,23 @@ class _Watched:
             means, clients = report.metrics, report.client_metrics.values()
         if self.metric not in means:
             if means or clients:  # else the round was not evaluated, or all evaluations have failed, which the log has
-                there = ", ".join(list(means)[:_NAMED]) or "none"
-                self._warn(f"round {report.number} has no metric {self.metric!r} of the {self.source}; it has: {there}")
+                known = ", ".join(list(means)[:_NAMED]) or "none"
+                self._warn(f"round {report.number} has no metric {self.metric!r} of the {self.source}; it has: {known}")
             return None
-        values = [value for metrics in clients if math.isfinite(value := metrics.get(self.metric, math.nan))]
-        if not self.metric.startswith(MEASURED) and 2 * len(values) < len(clients):
-            has = f"{len(values)} of {len(clients)} clients have a finite {self.metric!r} of the {self.source}"
+        if isinstance(means[self.metric], np.ndarray):
+            what = f"{self.metric!r} of the {self.source} has the shape {means[self.metric].shape}"
+            self._warn(f"round {report.number}: {what}; expected a number")
+            return None
+        there = [metrics[self.metric] for metrics in clients if self.metric in metrics]
+        values = [value for value in there if isinstance(value, float) and math.isfinite(value)]
+        sums = [each for each in there if isinstance(each, Sum) and np.all(np.isfinite(each.value))]
+        count = max(len(values), len(sums))
+        if not self.metric.startswith(MEASURED) and 2 * count < len(clients):
+            has = f"{count} of {len(clients)} clients have a finite {self.metric!r} of the {self.source}"
             self._warn(f"round {report.number}: {has}; expected half of them at least")
             return None
         is_median = self._of == "median" or (self._of is None and len(values) >= _MEDIAN_OF)
-        return statistics.median(values) if values and is_median else means[self.metric]
+        return statistics.median(values) if is_median and len(values) > len(sums) else means[self.metric]
 
     def _warn(self, text: str) -> None:
         """Log, once, why a round has no value."""

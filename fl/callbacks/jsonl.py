@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import reprlib
 import time
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fl.callbacks.base import Callback, Callbacks, ClientState
+from fl.metrics import for_json
+from fl.metrics import scalars as numbers
 from fl.report import MEASURED, ClientFailure, FailureKind, RoundReport
 from fl.tensors.spec import Model
 from netq.text import describe, printable
@@ -32,13 +33,13 @@ Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 
 
 def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, Any]:
-    """Return a report as plain values. NaN and infinity become None: JSON has neither.
+    """Return a report as plain values. Arrays become lists; NaN and infinity become None: JSON has neither.
 
     client_metrics: whether to add the metrics and the number of examples of each client.
     """
     of_clients = {
-        "client_metrics": {str(peer): _finite(metrics) for peer, metrics in report.client_metrics.items()},
-        "client_evaluation": {str(peer): _finite(metrics) for peer, metrics in report.client_evaluation.items()},
+        "client_metrics": {str(peer): for_json(metrics) for peer, metrics in report.client_metrics.items()},
+        "client_evaluation": {str(peer): for_json(metrics) for peer, metrics in report.client_evaluation.items()},
         "num_examples": {str(peer): number for peer, number in report.num_examples.items()},
         "evaluation_examples": {str(peer): number for peer, number in report.evaluation_examples.items()},
     }
@@ -50,12 +51,14 @@ def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, An
         "attempt": report.attempt,
         "suspended": [str(peer) for peer in report.suspended],
         "staleness": {str(peer): rounds for peer, rounds in report.staleness.items()},
-        "metrics": _finite(report.metrics),
-        "evaluation": _finite(report.evaluation),
+        "metrics": for_json(report.metrics),
+        "evaluation": for_json(report.evaluation),
         "skipped": {str(peer): reason for peer, reason in report.skipped.items()},
         "evaluation_skipped": {str(peer): reason for peer, reason in report.evaluation_skipped.items()},
         "not_finite": dict(report.not_finite),
         "evaluation_not_finite": dict(report.evaluation_not_finite),
+        "left_out": dict(report.left_out),
+        "evaluation_left_out": dict(report.evaluation_left_out),
         "shares": {str(peer): share for peer, share in report.shares.items()},
         "seconds": report.seconds,
         "bytes_in": report.bytes_in,
@@ -65,10 +68,13 @@ def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, An
 
 
 def scalars(report: RoundReport) -> dict[str, float]:
-    """Return the numbers of a report by name, as in "evaluation/accuracy". Failures are counted by kind, 0 included."""
+    """Return the numbers of a report by name, as in "evaluation/accuracy". Arrays are not among them.
+
+    Failures are counted by kind, 0 included.
+    """
     return {
-        **{f"metrics/{name}": value for name, value in report.metrics.items()},
-        **{f"evaluation/{name}": value for name, value in report.evaluation.items()},
+        **{f"metrics/{name}": value for name, value in numbers(report.metrics).items()},
+        **{f"evaluation/{name}": value for name, value in numbers(report.evaluation).items()},
         "clients": len(report.clients),
         "skipped": len(report.skipped),
         "evaluation_skipped": len(report.evaluation_skipped),
@@ -236,7 +242,3 @@ def _types(results: object) -> str:
     if not isinstance(results, Mapping):
         return type(results).__name__
     return "{" + ", ".join(f"{name!r}: {type(value).__name__}" for name, value in results.items()) + "}"
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

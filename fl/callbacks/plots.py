@@ -65,8 +65,9 @@ def _metric(runs: Mapping[str, _Rounds], name: str | None) -> tuple[str, str]:
     there: dict[str, str] = {}  # the kind, by the name
     for kind in ("evaluation", "metrics"):
         for round in each:
-            for found in round[kind]:
-                there.setdefault(found, kind)
+            for found, value in round[kind].items():
+                if not isinstance(value, list):  # of an array there is no line
+                    there.setdefault(found, kind)
     if name is None and there:
         name = next(iter(there))
     if name is None or name not in there:
@@ -76,9 +77,9 @@ def _metric(runs: Mapping[str, _Rounds], name: str | None) -> tuple[str, str]:
     return there[name], name
 
 
-def _value(value: float | None) -> float:
+def _value(value: float | list[Any] | None) -> float:
     """Return a metric's value; NaN, which is not drawn, if the round does not have it."""
-    return math.nan if value is None else value
+    return math.nan if value is None or isinstance(value, list) else value
 
 
 def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], kind: str, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from fl.callbacks.base import Callback
 from fl.callbacks.jsonl import missing
+from fl.metrics import scalars
 from fl.report import FailureKind, RoundReport
 from fl.tensors.spec import Model
 from netq.errors import AddressError
@@ -71,8 +72,8 @@ class Prometheus(Callback):
         """Set the numbers of this round."""
         for name, value in {"number": report.number, "clients": len(report.clients), "seconds": report.seconds}.items():
             self._numbers[name].set(value)
-        self._metrics.set(report.metrics)
-        self._evaluation.set(report.evaluation)
+        self._metrics.set(scalars(report.metrics))
+        self._evaluation.set(scalars(report.evaluation))
         for refusal in report.failures.values():
             self._failures.labels(refusal.why.name.lower()).inc()
         for refusal in report.evaluation_failures.values():

@@ -246,6 +246,8 @@ class Server:
             evaluation_skipped=evaluation.skipped,
             not_finite=metrics.not_finite,
             evaluation_not_finite=evaluated.not_finite,
+            left_out=metrics.left_out,
+            evaluation_left_out=evaluated.left_out,
             num_examples=training.weights,
             evaluation_examples=evaluation.weights,
             metrics=metrics.values,

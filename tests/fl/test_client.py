@@ -180,7 +180,7 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
     "a report": (lambda: Report(1), "returned Report; expected fl.Update"),
     "the class": (lambda: Update, "returned type; expected fl.Update"),
     "-5 examples": (lambda: Update({}, -5), "InvalidUpdate: num_examples: int -5; expected"),
-    "a text": (lambda: Update({}, 1, {"loss": "low"}), "InvalidUpdate: metrics['loss']: str 'low'"),  # type: ignore
+    "a text": (lambda: Update({}, 1, {"loss": "low"}), "InvalidUpdate: metrics['loss']: str 'low'"),
     "a lambda": (lambda: _holding(lambda: 0), "SerializationError: 'w': a builtins.function"),
     "a lock": (lambda: _holding(threading.Lock()), "SerializationError: 'w': a _thread.lock"),
     "much": (lambda: Update({"w": np.zeros(10_000)}, 1), "its answer cannot be sent: "),

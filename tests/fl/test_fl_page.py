@@ -130,7 +130,7 @@ def test_every_public_member_of_the_server_is_listed() -> None:
     assert set(table("The server", "of a server")) == expected
 
 
-@pytest.mark.parametrize("kind", [fl.Update, fl.Report, fl.Skip])
+@pytest.mark.parametrize("kind", [fl.Update, fl.Report, fl.Skip, fl.Sum])
 def test_update_and_report_are_listed_with_their_fields(kind: Any) -> None:
     fields = {
         each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()

@@ -113,6 +113,20 @@ def test_a_mean_of_few_finite_values_is_no_value(caplog: pytest.LogCaptureFixtur
     assert early._watched._value(of_clients(1, 0.1, 0.2, 0.3, 0.4, 0.5, math.nan)) == 0.3
 
 
+def test_an_array_is_no_value(caplog: pytest.LogCaptureFixture) -> None:
+    matrices = replace(of_clients(1, 0.5), metrics={"accuracy": np.zeros((3, 3))})
+    assert begun(fl.EarlyStopping("accuracy"), evaluate=False)._watched.improves(matrices) is None
+    assert caplog.messages == [
+        "round 1: 'accuracy' of the training has the shape (3, 3); expected a number (said once)"
+    ]
+
+
+def test_a_sum_is_the_sum_and_no_median() -> None:
+    clients = {uuid.UUID(int=client): {"right": fl.Sum(float(client))} for client in range(6)}
+    summed = replace(of_clients(1, 0.5), metrics={"right": 15.0}, client_metrics=clients)
+    assert begun(fl.EarlyStopping("right", of="median"), evaluate=False)._watched._value(summed) == 15.0
+
+
 def test_a_value_that_is_not_finite_is_said_to_be_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     begun(fl.SaveBest(tmp_path / "b", "server_loss")).round_ends(report(1, server_loss=math.nan), filled(1))
     assert caplog.messages == ["round 1: 'server_loss' of the evaluation is nan; expected a finite number (said once)"]

@@ -77,6 +77,8 @@ def test_record_has_the_whole_report() -> None:
         "evaluation_skipped": {},
         "not_finite": {},
         "evaluation_not_finite": {},
+        "left_out": {},
+        "evaluation_left_out": {},
         "shares": {},
         "seconds": 2.0,
         "bytes_in": 1000,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
 import fl
@@ -112,7 +113,7 @@ def test_values_that_are_not_finite_arrive_beside_the_others(
     tmp_path: Path, package: str, backend: Callable[..., Any]
 ) -> None:
     pytest.importorskip(package)
-    metrics = {"auc": float("nan"), "loss": 0.5, "low": float("-inf")}
+    metrics = {"auc": float("nan"), "loss": 0.5, "low": float("-inf"), "confusion": np.eye(2)}
     with backend(*[tmp_path] if backend is fl.TensorBoard else [0]) as callback:
         callback.round_ends(fl.RoundReport(1, (A,), {}, metrics, {}, 1.0, 10, 20), {})
         if backend is fl.Prometheus:
@@ -120,3 +121,4 @@ def test_values_that_are_not_finite_arrive_beside_the_others(
                 text = answer.read().decode()
             assert 'fl_metrics{name="auc"} NaN' in text
             assert 'fl_metrics{name="loss"} 0.5' in text
+            assert "confusion" not in text
