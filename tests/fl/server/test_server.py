@@ -253,7 +253,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"deadline": None}, "deadline: None; expected seconds, more than 0"),
     ({"deadline": "5"}, "deadline: '5'; expected seconds"),
     ({"grace": -1}, "grace: -1; expected seconds, 0 or more"),
-    ({"evaluate": "yes"}, "evaluate: 'yes'; expected True or False"),
+    ({"evaluate": "yes"}, "evaluate: 'yes'; expected True, False, or a mapping"),
     ({"config": 3}, "config: 3; expected a dict of plain values by name"),
     ({"config": {"x": [print]}}, "config: 'x': a builtins.builtin_function_or_method; expected None, bool, int"),
     ({"config": {"round": 5}}, "config: 'round' is the number of the round; expected another name"),
