@@ -87,13 +87,13 @@ def elements(metrics: Mapping[str, Value]) -> int:
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a report that are numbers, not arrays."""
-    return {name: value for name, value in metrics.items() if not isinstance(value, np.ndarray)}
+    """Return the metrics of a report, or of one client, that are numbers, not arrays."""
+    return {name: _plain(value) for name, value in metrics.items() if not isinstance(_plain(value), np.ndarray)}
 
 
-def for_json(metrics: Mapping[str, Value]) -> dict[str, Any]:
+def for_json(metrics: Mapping[str, Plain]) -> dict[str, Any]:
     """Return metrics as numbers and lists. NaN and infinity become None: JSON has neither."""
-    return {name: _for_json(_plain(value)) for name, value in metrics.items()}
+    return {name: _for_json(value) for name, value in metrics.items()}
 
 
 def merged(
@@ -105,7 +105,8 @@ def merged(
 
     First the names that most clients have, then in alphabetical order. Names that at most half of the clients have
     count only while there are fewer than 100: so one client can hide no metric of the others, and an honest minority
-    keeps its own. A metric that is finite at no client is NaN.
+    keeps its own. Arrays are those that most clients have: callbacks write them to files, in each round. A metric that
+    is finite at no client is NaN.
     """
     counts = Counter(name for metrics in clients.values() for name in metrics)
     for name in counts:
@@ -115,12 +116,14 @@ def merged(
     found = Merged({}, {}, {})
     for name in names:
         alike = _alike({peer: metrics[name] for peer, metrics in clients.items() if name in metrics})
+        first = next(iter(alike.values()))
+        if isinstance(_plain(first), np.ndarray) and 2 * counts[name] <= len(clients):
+            continue
         finite = {peer: value for peer, value in alike.items() if _is_finite(value)}
         if len(alike) < counts[name]:
             found.left_out[name] = counts[name] - len(alike)
         if len(finite) < len(alike):
             found.not_finite[name] = len(alike) - len(finite)
-        first = next(iter(alike.values()))
         if not finite:
             found.values[name] = _plain(first) * math.nan
         elif isinstance(first, Sum):

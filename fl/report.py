@@ -82,9 +82,7 @@ class RoundReport:
     evaluation_skipped: Mapping[uuid.UUID, str] = field(default_factory=dict)
     not_finite: Mapping[str, int] = field(default_factory=dict)  # clients whose metric was NaN or infinite: left out
     evaluation_not_finite: Mapping[str, int] = field(default_factory=dict)
-    left_out: Mapping[str, int] = field(
-        default_factory=dict
-    )  # clients whose metric had another form than most clients'
+    left_out: Mapping[str, int] = field(default_factory=dict)  # clients whose metric had not the form of most
     evaluation_left_out: Mapping[str, int] = field(default_factory=dict)
     num_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)  # as they count: max_examples bounds them
     evaluation_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)

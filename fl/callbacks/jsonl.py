@@ -35,11 +35,12 @@ Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, Any]:
     """Return a report as plain values. Arrays become lists; NaN and infinity become None: JSON has neither.
 
-    client_metrics: whether to add the metrics and the number of examples of each client.
+    client_metrics: whether to add the metrics and the number of examples of each client. Its arrays are not added: a
+                    client could fill a disk.
     """
     of_clients = {
-        "client_metrics": {str(peer): for_json(metrics) for peer, metrics in report.client_metrics.items()},
-        "client_evaluation": {str(peer): for_json(metrics) for peer, metrics in report.client_evaluation.items()},
+        "client_metrics": {str(p): for_json(numbers(each)) for p, each in report.client_metrics.items()},
+        "client_evaluation": {str(p): for_json(numbers(each)) for p, each in report.client_evaluation.items()},
         "num_examples": {str(peer): number for peer, number in report.num_examples.items()},
         "evaluation_examples": {str(peer): number for peer, number in report.evaluation_examples.items()},
     }

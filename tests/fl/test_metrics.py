@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fl
+from fl.callbacks.jsonl import record
 from fl.messages import MESSAGES, Job, Reply
 from fl.metrics import MAX_ARRAYS, MAX_ELEMENTS, Merged, checked, for_json, merged, scalars
 from fl.report import RoundReport, RoundState
@@ -122,6 +123,12 @@ def test_a_value_of_another_form_is_left_out_and_counted(other: Any) -> None:
     assert (not_finite, left_out) == ({}, {"x": 1})
 
 
+def test_an_array_of_few_clients_is_in_no_report() -> None:
+    """One client could fill a disk: callbacks write what the report has."""
+    answers = {"loss": 1.0, "mine": np.ones(1000), "n": 1.0}, {"loss": 1.0}
+    assert list(of_clients(*answers).values) == ["loss", "n"]
+
+
 def test_equally_frequent_forms_do_not_depend_on_the_order() -> None:
     answers = {"x": 0.5}, {"x": [0.5]}, {"x": fl.Sum(1)}
     forward, backward = of_clients(*answers), of_clients(*reversed(answers))
@@ -207,10 +214,16 @@ def test_a_client_with_another_shape_is_counted_in_the_report() -> None:
 
 
 def test_json_has_lists_and_null() -> None:
-    metrics = checked({"x": [[1, NAN], [2, math.inf]], "n": fl.Sum(2), "c": fl.Sum([1, 2]), "auc": NAN})
-    found = for_json(metrics)
-    assert found == {"x": [[1.0, None], [2.0, None]], "n": 2.0, "c": [1.0, 2.0], "auc": None}
+    found = for_json({"x": np.array([[1, NAN], [2, math.inf]]), "n": 2.0, "auc": NAN})
+    assert found == {"x": [[1.0, None], [2.0, None]], "n": 2.0, "auc": None}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_json_has_the_numbers_of_each_client() -> None:
+    of_a = {A: checked({"x": [1, 2], "n": fl.Sum(2), "c": fl.Sum([1, 2]), "auc": NAN})}
+    report = RoundReport(1, (A,), {}, {"x": np.ones(2)}, {}, 1.0, 10, 20, client_metrics=of_a)
+    found = record(report, client_metrics=True)
+    assert (found["metrics"], found["client_metrics"]) == ({"x": [1.0, 1.0]}, {str(A): {"n": 2.0, "auc": None}})
 
 
 def test_only_numbers_are_scalars() -> None:
