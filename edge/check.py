@@ -32,7 +32,7 @@ from edge.work import Work
 from edge.worker import Order
 from fl.compression.packed import Unpacked
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task, Update
+from fl.messages import MESSAGES, Describe, Description, Job, Reply, Skip, Task, Update
 from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.model import check_specs
 from fl.tensors.roles import SENT, of_role
@@ -234,6 +234,9 @@ def _train(child: Child, description: Description, model: dict[str, Any]) -> int
     with open(answer.fd, "rb"):  # which closes it
         reply = MESSAGES.load(Stream.of(Record.read(answer.fd, check=False).reply))
     assert isinstance(reply, Reply)
+    if isinstance(reply.content, Skip):
+        _show("training", f"{seconds:.1f} s; it skips this task: {reply.content}")
+        return 0
     assert isinstance(reply.content, Update)
     try:
         sent = of_role(model, description.roles, *SENT)

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
         TooFewUpdates,
         UpdateStoreError,
     )
-    from fl.messages import Report, Update
+    from fl.messages import Report, Skip, Update
+    from fl.metrics import Sum
     from fl.report import ClientFailure, FailureKind, RoundReport
     from fl.server.server import Server
     from fl.simulation.simulate import simulate
@@ -90,7 +91,9 @@ __all__ = [
     "Scaffold",
     "Server",
     "SimulationError",
+    "Skip",
     "Strategy",
+    "Sum",
     "TensorBoard",
     "TooFewUpdates",
     "Update",
@@ -130,7 +133,8 @@ MODULES = {
         "TooFewUpdates",
         "UpdateStoreError",
     ),
-    "fl.messages": ("Report", "Update"),
+    "fl.messages": ("Report", "Skip", "Update"),
+    "fl.metrics": ("Sum",),
     "fl.report": ("ClientFailure", "FailureKind", "RoundReport"),
     "fl.server.server": ("Server",),
     "fl.simulation.simulate": ("simulate",),

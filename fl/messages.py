@@ -3,7 +3,7 @@
     server ──Task──► client        train, or evaluate, this model
     server ◄─Offer── client        the reply is ready, and too large to send without a permit
     server ─Permit─► client        there is room for the reply
-    server ◄─Reply── client        an Update (train), a Report (evaluate), or the reason of a failure
+    server ◄─Reply── client        an Update (train), a Report (evaluate), a Skip, or the reason of a failure
     server ◄─Leave── client        the client closes its session, and why
     server ◄Describe─ client       a client that wants no task, but to know what tasks are like
     server Description► client     the answer
@@ -16,7 +16,6 @@ them for other languages. `build` makes the objects, and their constructors chec
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Mapping
 from copy import copy
@@ -25,6 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from fl import metrics
 from fl.compression.packed import Packed, is_shape
 from fl.outline import PURPOSES, Purpose
 from fl.tensors import serialization as tensors
@@ -41,28 +41,27 @@ from netq.validate import is_number, is_whole
 _MAX_NUMBER = 2**63 - 1  # of a run, a round or a size: a signed 64-bit integer
 _MAX_EXAMPLES = 2**53  # up to which a float64 holds every whole number
 _MAX_TIME = 2**40  # seconds since 1970
-_MAX_METRICS = 1000  # in one message
-_MAX_NAME = 100  # characters of a metric's name
-_MAX_VALUE = float(np.finfo(np.float32).max)  # of a metric: means over all clients and examples are finite
 
 
 @dataclass(frozen=True)
 class Update:
     """A trained model. Raises InvalidUpdate.
 
-    metrics: means over the `num_examples` of the training data. Values beyond a float32 become its largest one.
+    metrics: means over the `num_examples` of the training data. Values beyond a float32 become its largest one. The
+             server leaves NaN and infinity out of the mean of the clients, and counts them. A value may also be a list
+             or an array of numbers, and an fl.Sum of either.
     extra:   further arrays or tensors by name, which some strategies need (fl.ControlVariate).
     """
 
     model: dict[str, Any]  # a strategy gets a Mapping, which may unpack each tensor on access
     num_examples: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays and tensors."""
-        return nbytes(self.model) + nbytes(self.extra)
+        return nbytes(self.model) + nbytes(self.extra) + 8 * metrics.elements(self.metrics)
 
     def with_model(self, model: Mapping[str, Any]) -> Update:
         """Return this update with another model. The other fields are not checked again."""
@@ -78,7 +77,7 @@ class Update:
             expect(isinstance(value, dict), name, value, "a dict of arrays or tensors by name")
             object.__setattr__(self, name, plain(value))  # a state_dict is an OrderedDict, which is not sent
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
-        object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
+        object.__setattr__(self, "metrics", metrics.checked(self.metrics))
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,30 @@ class Report:
     """The evaluation of a model. `metrics` are means over `num_examples`. Raises InvalidUpdate."""
 
     num_examples: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
-        object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
+        object.__setattr__(self, "metrics", metrics.checked(self.metrics))
 
     def with_examples(self, number: int) -> Report:
         """Return this report with another number of examples."""
         return _with(self, "num_examples", number)
+
+
+@dataclass(eq=False)
+class Skip(Exception):
+    """A client has nothing for this task, and that is no failure. Return it, or raise it. Raises InvalidUpdate.
+
+    An Update or Report of 0 examples is the same. The round does not wait for the client further.
+    """
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        expect(isinstance(self.reason, str), "reason", self.reason, "a text")
+        self.reason = printable(self.reason)
+        super().__init__(self.reason)
 
 
 @dataclass(frozen=True)
@@ -169,11 +183,12 @@ class Reply:
     """The result of a task. A text is the reason why the client could not do the task."""
 
     job: Job
-    content: Update | Report | str
+    content: Content | str
 
     def __post_init__(self) -> None:
         _check_job(self.job)
-        expect(isinstance(self.content, (Update, Report, str)), "content", self.content, "an Update or Report")
+        known = isinstance(self.content, (Update, Report, Skip, str))
+        expect(known, "content", self.content, "an Update, a Report or a Skip")
         if isinstance(self.content, str):
             object.__setattr__(self, "content", printable(self.content))
 
@@ -240,12 +255,13 @@ class Description:
             expect(right, "a tensor", value, "its shape, its dtype, and whether it is one of torch")
 
 
-Content = TypeVar("Content", Update, Report)
+Content: TypeAlias = Update | Report | Skip
+Measured = TypeVar("Measured", Update, Report)
 Message: TypeAlias = Task | Offer | Permit | Reply | Leave | Describe | Description | End
 
 _WITHOUT_JOB = (Leave, Describe, Description, End)
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
-_CONTENTS: dict[str, type[Update | Report]] = {kind.__name__: kind for kind in (Update, Report)}
+_CONTENTS: dict[str, type[Content]] = {kind.__name__: kind for kind in (Update, Report, Skip)}
 _PLAIN = tensors.messages()
 
 
@@ -265,12 +281,17 @@ def build(values: Any) -> Message:
         raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
 
 
-def _build_content(values: Any) -> Update | Report:
+def _build_content(values: Any) -> Content:
     kind, found = _split("content", values, _CONTENTS)
     if kind is Update and type(model := found.get("model")) is dict:
         found["model"] = {name: _build_tensor(tensor) for name, tensor in model.items()}
-    content: Update | Report = kind(**found)
-    return content
+    if type(values := found.get("metrics")) is dict:
+        found["metrics"] = {name: _build_metric(value) for name, value in values.items()}
+    return counted(kind(**found))
+
+
+def _build_metric(value: Any) -> Any:
+    return metrics.Sum(value["sum"]) if type(value) is dict and list(value) == ["sum"] else value
 
 
 def _build_tensor(tensor: Any) -> Any:
@@ -302,13 +323,19 @@ def _plain_message(message: Any) -> Any:
     return message
 
 
-def _plain_content(content: Update | Report | str) -> Any:
-    if isinstance(content, Report):
-        return {"type": "Report", **_values(Report, content)}
+def _plain_content(content: Content | str) -> Any:
+    if isinstance(content, str):
+        return content
+    values = {"type": type(content).__name__, **_values(type(content), content)}
     if isinstance(content, Update):
-        values = _values(Update, content)
-        return {"type": "Update", **values, "model": _plain_model(content.model), "extra": _plain_model(content.extra)}
-    return content
+        values |= {"model": _plain_model(content.model), "extra": _plain_model(content.extra)}
+    if not isinstance(content, Skip):
+        values["metrics"] = {name: _plain_metric(value) for name, value in content.metrics.items()}
+    return values
+
+
+def _plain_metric(value: Any) -> Any:
+    return {"sum": value.value} if isinstance(value, metrics.Sum) else value
 
 
 def _plain_model(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -339,7 +366,12 @@ def serialization(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> Serializa
 MESSAGES = serialization()
 
 
-def _with(content: Content, name: str, value: object) -> Content:
+def counted(content: Content) -> Content:
+    """Return a Skip for what has no examples, and would have no weight."""
+    return content if isinstance(content, Skip) or content.num_examples else Skip("it has no examples")
+
+
+def _with(content: Measured, name: str, value: object) -> Measured:
     other = copy(content)
     object.__setattr__(other, name, value)
     return other
@@ -359,21 +391,5 @@ def _check_number(name: str, value: object) -> None:
 
 def _checked_examples(number: Any) -> int:
     whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-    expect(whole and 0 < number <= _MAX_EXAMPLES, "num_examples", number, "a whole number above 0, and 2**53 at most")
+    expect(whole and 0 <= number <= _MAX_EXAMPLES, "num_examples", number, "a whole number, 0 to 2**53")
     return int(number)
-
-
-def _checked_metrics(metrics: object) -> dict[str, float]:
-    right = isinstance(metrics, Mapping) and len(metrics) <= _MAX_METRICS
-    expect(right, "metrics", metrics, f"a mapping of at most {_MAX_METRICS} names to numbers")
-    checked = {}
-    for name, value in metrics.items():  # type: ignore[attr-defined]
-        right = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME
-        expect(right, "a name in metrics", name, f"a printable text of at most {_MAX_NAME} characters")
-        try:
-            checked[name] = float(value)
-        except (TypeError, ValueError, OverflowError):
-            expect(False, f"metrics[{name!r}]", value, "a number")
-        expect(math.isfinite(checked[name]), f"metrics[{name!r}]", value, "a finite number")
-        checked[name] = min(max(checked[name], -_MAX_VALUE), _MAX_VALUE)
-    return checked

@@ -1,13 +1,12 @@
 """The result of a round: the clients that were asked, those that answered, those that failed, and why.
 
 fl/server/collector.py keeps a `RoundState` while the round runs. fl/server/server.py makes the user's `RoundReport` of
-it. Clients choose the names of their metrics: `RoundState.means` decides which of them a report has.
+it. fl/metrics.py makes the means of the clients' metrics.
 """
 
 from __future__ import annotations
 
 import enum
-import math
 import re
 import uuid
 from collections import Counter
@@ -15,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fl.metrics import Merged, elements, merged, scalars
 from netq.text import printable
 
 MEASURED = "server_"  # prefix of the names that fl.Measured adds to the evaluation: no metric of a client has it
-_MAX_NAMES = 1000  # means in a report
-_FEW_NAMES = 100  # means in a report up to which names count that few clients have: one client can invent as many
 _LARGE_SHARE = 0.5  # of the examples: a client with more is named …
 _MANY = 3  # … if there are so many clients
 
 _USAGE = "usage."  # how the names of metrics begin that say what a device has used (edge/usage.py)
 _SHOWN = 20  # metrics in a report's line
+_MAX_ELEMENTS = 2**22  # in the arrays of all clients: 32 MiB, as 419 confusion matrices of 100 classes
 _PLAIN = re.compile(r"[\w./:@%+()\[\]-]+")  # a name that a report's line has without quotes
 
 
@@ -65,35 +64,61 @@ class RoundReport:
     number: int
     clients: tuple[uuid.UUID, ...]  # their updates are in the model; none: the round did not count
     failures: Mapping[uuid.UUID, ClientFailure]  # clients that were asked, and whose updates are not in the model
-    metrics: Mapping[str, float]  # of training: means by number of examples, names that most clients have first
-    evaluation: Mapping[str, float]  # of the new model: means by number of examples
+    # Of training, and of the new model: means by number of examples, or sums of fl.Sum, as floats or arrays of float64.
+    # The names that most clients have come first.
+    metrics: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
     seconds: float
     bytes_in: int
     bytes_out: int
     staleness: Mapping[uuid.UUID, int] = field(default_factory=dict)  # of late updates in the model: in rounds
-    client_metrics: Mapping[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of training
-    client_evaluation: Mapping[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of the new model
+    client_metrics: Mapping[uuid.UUID, Mapping[str, Any]] = field(default_factory=dict)  # of training
+    client_evaluation: Mapping[uuid.UUID, Mapping[str, Any]] = field(default_factory=dict)  # of the new model
     shares: Mapping[uuid.UUID, float] = field(default_factory=dict)  # of the examples: of clients with more than half
     attempt: int = 1  # 2 if the first attempt did not count
     suspended: tuple[uuid.UUID, ...] = ()  # clients without a good answer to their last tasks: no round waits for them
+    evaluation_failures: Mapping[uuid.UUID, ClientFailure] = field(default_factory=dict)  # of those asked to evaluate
+    skipped: Mapping[uuid.UUID, str] = field(default_factory=dict)  # why clients had nothing for a task: no failure
+    evaluation_skipped: Mapping[uuid.UUID, str] = field(default_factory=dict)
+    not_finite: Mapping[str, int] = field(default_factory=dict)  # clients whose metric was NaN or infinite: left out
+    evaluation_not_finite: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)  # clients whose metric had not the form of most
+    evaluation_left_out: Mapping[str, int] = field(default_factory=dict)
+    num_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)  # as they count: max_examples bounds them
+    evaluation_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        metrics, evaluation = _line(self.metrics), _line(self.evaluation, "evaluated ")
+        metrics = _line(self.metrics, self.not_finite, self.left_out)
+        evaluation = _line(self.evaluation, self.evaluation_not_finite, self.evaluation_left_out, "evaluated ")
         late = f" ({len(self.staleness)} late)" if self.staleness else ""
         clients = f"{len(self.clients)} clients{late}" if self.clients else f"attempt {self.attempt} does not count"
+        failed = f", {len(self.failures)} failed"
+        if self.evaluation_failures:
+            failed += f", {len(self.evaluation_failures)} evaluations failed"
+        if self.skipped:
+            failed += f", {len(self.skipped)} skipped"
+        if self.evaluation_skipped:
+            failed += f", {len(self.evaluation_skipped)} evaluations skipped"
         suspended = f", {len(self.suspended)} suspended" if self.suspended else ""
         return (
-            f"round {self.number}: {clients}, {len(self.failures)} failed{suspended}{metrics}{evaluation}"
+            f"round {self.number}: {clients}{failed}{suspended}{metrics}{evaluation}"
             f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out"
         )
 
 
-def _line(metrics: Mapping[str, float], before: str = "") -> str:
+def _line(
+    metrics: Mapping[str, Any], not_finite: Mapping[str, int], left_out: Mapping[str, int], before: str = ""
+) -> str:
     """Return the first metrics for a line. A name that could be taken for another part of the line is quoted."""
-    names = [name for name in metrics if not name.startswith(_USAGE)]
-    shown = [(name if _PLAIN.fullmatch(name) else ascii(name), metrics[name]) for name in names[:_SHOWN]]
+    names = [name for name in scalars(metrics) if not name.startswith(_USAGE)]
+    shown = []
+    for name in names[:_SHOWN]:
+        each = ((not_finite, "not finite"), (left_out, "left out"))
+        without = ", ".join(f"{counts[name]} {why}" for counts, why in each if name in counts)
+        quoted = name if _PLAIN.fullmatch(name) else ascii(name)
+        shown.append(f", {before}{quoted} {metrics[name]:.4g}" + (f" ({without})" if without else ""))
     more = f", {before}{len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return "".join(f", {before}{name} {value:.4g}" for name, value in shown) + more
+    return "".join(shown) + more
 
 
 def _size(count: int) -> str:
@@ -106,9 +131,12 @@ class RoundState:
 
     pending: dict[uuid.UUID, None] = field(default_factory=dict)  # asked in this round, and not answered; ordered
     failures: dict[uuid.UUID, ClientFailure] = field(default_factory=dict)
+    skipped: dict[uuid.UUID, str] = field(default_factory=dict)
     weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of the answers that count
     staleness: dict[uuid.UUID, int] = field(default_factory=dict)  # of the late ones among them, in rounds
-    client_metrics: dict[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of the same answers
+    client_metrics: dict[uuid.UUID, Mapping[str, Any]] = field(default_factory=dict)  # of the same answers
+    elements: int = 0  # in the arrays of these
+    without_room: dict[uuid.UUID, list[str]] = field(default_factory=dict)  # names of arrays that are not among these
     folded: int = 0  # updates; with an asynchronous strategy a client may have several
     counts: Counter[uuid.UUID] = field(default_factory=Counter)  # of each client
 
@@ -122,36 +150,37 @@ class RoundState:
         self.staleness.pop(peer, None)
         if staleness:
             self.staleness[peer] = staleness
-        metrics = content.metrics.items()
-        self.client_metrics[peer] = {name: value for name, value in metrics if not name.startswith(MEASURED)}
+        self._keep(peer, {name: value for name, value in content.metrics.items() if not name.startswith(MEASURED)})
 
-    def means(self) -> dict[str, float]:
-        """Return the means of the metrics by number of examples; a client counts with its last answer.
+    def skip(self, peer: uuid.UUID, reason: str) -> None:
+        """Record that a client had nothing for a task. An asynchronous strategy may have had an update of it before."""
+        self.pending.pop(peer, None)
+        self.failures.pop(peer, None)
+        self.skipped[peer] = reason
 
-        First the names that most clients have, then in alphabetical order. Names that at most half of the clients have
-        count only while there are fewer than 100: so one client can hide no metric of the others, and an honest
-        minority keeps its own.
-        """
-        clients = Counter(name for metrics in self.client_metrics.values() for name in metrics)
-        of_most = sum(2 * count > len(self.client_metrics) for count in clients.values())
-        names = sorted(clients, key=lambda name: (-clients[name], name))
-        return {name: self._mean(name) for name in names[: min(max(of_most, _FEW_NAMES), _MAX_NAMES)]}
+    def _keep(self, peer: uuid.UUID, metrics: Mapping[str, Any]) -> None:
+        """Keep the metrics of a client, without its arrays if those of others take all the room."""
+        size, room = elements(metrics), _MAX_ELEMENTS - self.elements + elements(self.client_metrics.get(peer, {}))
+        self.without_room.pop(peer, None)
+        if size > room:
+            self.without_room[peer] = [name for name, value in metrics.items() if not isinstance(value, float)]
+            size, metrics = 0, {name: value for name, value in metrics.items() if isinstance(value, float)}
+        self.elements = _MAX_ELEMENTS - room + size
+        self.client_metrics[peer] = metrics
 
-    def _mean(self, name: str) -> float:
-        """Return the mean of a metric. It is the sum of differences from one value: so equal values are their mean."""
-        peers = [peer for peer, metrics in self.client_metrics.items() if name in metrics]
-        values, weights = [self.client_metrics[peer][name] for peer in peers], [self.weights[peer] for peer in peers]
-        sums = math.fsum((value - values[0]) * weight for value, weight in zip(values, weights, strict=True))
-        return values[0] + sums / sum(weights)
+    def merged(self) -> Merged:
+        """Return the means of the metrics by number of examples; a client counts with its last answer."""
+        lost = Counter(name for names in self.without_room.values() for name in names)
+        return merged(self.client_metrics, self.weights, lost)
 
     def fail(self, peer: uuid.UUID, failure: ClientFailure) -> bool:
         """Record a client's failure. Return whether it is recorded.
 
-        An answer that counts outweighs any failure, and the client's own reason any other. A stale answer does not end
-        the wait for the right one, and replaces no other failure.
+        An answer that counts, or a skip, outweighs any failure, and the client's own reason any other. A stale answer
+        does not end the wait for the right one, and replaces no other failure.
         """
         earlier = self.failures.get(peer)
-        if peer in self.weights or (earlier is not None and earlier.why is FailureKind.FAILED):
+        if peer in self.weights or peer in self.skipped or (earlier is not None and earlier.why is FailureKind.FAILED):
             return False
         if failure.why is FailureKind.STALE and (peer in self.pending or earlier is not None):
             return False
@@ -172,3 +201,4 @@ class RoundState:
         self.weights.clear()
         self.staleness.clear()
         self.client_metrics.clear()
+        self.without_room.clear()

@@ -13,7 +13,7 @@ from typing import Any
 from fl.compression.auto import AUTO, choose
 from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Job, Reply, Report, Task, Update
+from fl.messages import MESSAGES, Content, Job, Reply, Report, Skip, Task, Update, counted
 from fl.outline import Finished
 from fl.outline import Task as Outline
 from fl.tensors.blocks import Scratch, check_finite, sources
@@ -26,14 +26,15 @@ from netq.validate import expect, is_function
 
 log = logging.getLogger("netq.fl")
 
-Train = Callable[[Any, Mapping[str, Any]], Update]
-Evaluate = Callable[[Any, Mapping[str, Any]], Report]
+Train = Callable[[Any, Mapping[str, Any]], Update | Skip]
+Evaluate = Callable[[Any, Mapping[str, Any]], Report | Skip]
 
 
 class Trainer:
     """The functions of a client, and what they and the compression keep. The arguments are those of fl.Client.
 
-    state: the dict that train gets as config["state"]. What train changes in it stays, unless train fails.
+    state: the dict that train gets as config["state"]. What train changes in it stays, unless train fails. A Skip is no
+           failure.
     local: the model's local tensors, of the last training: train and evaluate get them back with the next model.
     """
 
@@ -47,7 +48,7 @@ class Trainer:
         for name, function in (("train", train), ("evaluate", evaluate)):
             right = is_function(function) or (name == "evaluate" and function is None)
             expect(right, f"Client.{name}", function, "a function of a model and a config, not an async one")
-        self._functions: dict[str, Callable[[Any, Mapping[str, Any]], Update | Report] | None] = {
+        self._functions: dict[str, Callable[[Any, Mapping[str, Any]], Content] | None] = {
             "train": train,
             "evaluate": evaluate,
         }
@@ -75,23 +76,24 @@ class Trainer:
             return f"its answer cannot be sent: {describe(error)}"
         return Finished(task.job, message, content.nbytes if isinstance(content, Update) else 0)
 
-    def do(self, task: Task, rate: float | None = None) -> Update | Report | str:
+    def do(self, task: Task, rate: float | None = None) -> Content | str:
         """Train or evaluate. Return the result, or the reason why there is none."""
         purpose, number = task.job.purpose, task.job.round
         function = self._functions[purpose]
         if function is None:
             return f"this client has no function to {purpose}"
-        expected = Update if purpose == "train" else Report
+        expected: type[Update | Report] = Update if purpose == "train" else Report
         try:
             packs, like = self._packing.packs(task), specs_of(task.model)
             start = copied(of_role(task.model, task.roles, "trained")) if packs else {}
             constants = copied(of_role(task.model, task.roles, "constant"))
             state, local = dict(self.state), copied(of_role(self.local, task.roles, "local"))
             begin = time.perf_counter()
-            content = function({**task.model, **local}, {**task.config, "round": number, "state": state})
+            config = {**task.config, "round": number, "state": state}
+            content = _called(function, expected, {**task.model, **local}, config)
             seconds = time.perf_counter() - begin
-            if not isinstance(content, expected):
-                raise TypeError(f"{_name(function)} returned {type(content).__name__}; expected fl.{expected.__name__}")
+            if isinstance(content, Skip):
+                log.info("round %d: %s is skipped: %s", number, purpose, content)
             if isinstance(content, Update):
                 local = copied(of_role(content.model, task.roles, "local"))
                 model = _without(content.model, local, constants)
@@ -130,6 +132,19 @@ class Trainer:
             self.state, self.local = dict(saved["state"]), dict(saved["local"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"these are no values of a Trainer: {describe(error)}") from error
+
+
+def _called(
+    function: Callable[..., Any], expected: type[Update | Report], model: Any, config: Mapping[str, Any]
+) -> Content:
+    """Return what a function of the user has returned, or the Skip that it has raised."""
+    try:
+        content = function(model, config)
+    except Skip as skip:
+        return Skip(skip.reason)  # another one: its traceback would keep the model
+    if not isinstance(content, (expected, Skip)):
+        raise TypeError(f"{_name(function)} returned {type(content).__name__}; expected fl.{expected.__name__}")
+    return counted(content)
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -63,6 +63,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.aggregation*"],
     ["fl.compression*"],
     ["fl.outline"],
+    ["fl.metrics"],
     ["fl.messages", "fl.report", "fl.membership"],
     ["fl.conversation"],
     ["fl.callbacks*"],

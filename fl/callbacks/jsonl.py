@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import reprlib
 import time
@@ -19,7 +18,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fl.callbacks.base import Callback, Callbacks, ClientState
-from fl.report import MEASURED, FailureKind, RoundReport
+from fl.metrics import for_json
+from fl.metrics import scalars as numbers
+from fl.report import MEASURED, ClientFailure, FailureKind, RoundReport
 from fl.tensors.spec import Model
 from netq.text import describe, printable
 from netq.validate import expect, is_function
@@ -32,23 +33,33 @@ Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 
 
 def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, Any]:
-    """Return a report as plain values. NaN and infinity become None: JSON has neither.
+    """Return a report as plain values. Arrays become lists; NaN and infinity become None: JSON has neither.
 
-    client_metrics: whether to add the metrics of each client.
+    client_metrics: whether to add the metrics and the number of examples of each client. Its arrays are not added: a
+                    client could fill a disk.
     """
     of_clients = {
-        "client_metrics": {str(peer): _finite(metrics) for peer, metrics in report.client_metrics.items()},
-        "client_evaluation": {str(peer): _finite(metrics) for peer, metrics in report.client_evaluation.items()},
+        "client_metrics": {str(p): for_json(numbers(each)) for p, each in report.client_metrics.items()},
+        "client_evaluation": {str(p): for_json(numbers(each)) for p, each in report.client_evaluation.items()},
+        "num_examples": {str(peer): number for peer, number in report.num_examples.items()},
+        "evaluation_examples": {str(peer): number for peer, number in report.evaluation_examples.items()},
     }
     return {
         "round": report.number,
         "clients": [str(peer) for peer in report.clients],
-        "failures": {str(p): {"why": r.why.name, "reason": r.reason} for p, r in report.failures.items()},
+        "failures": _failures(report.failures),
+        "evaluation_failures": _failures(report.evaluation_failures),
         "attempt": report.attempt,
         "suspended": [str(peer) for peer in report.suspended],
         "staleness": {str(peer): rounds for peer, rounds in report.staleness.items()},
-        "metrics": _finite(report.metrics),
-        "evaluation": _finite(report.evaluation),
+        "metrics": for_json(report.metrics),
+        "evaluation": for_json(report.evaluation),
+        "skipped": {str(peer): reason for peer, reason in report.skipped.items()},
+        "evaluation_skipped": {str(peer): reason for peer, reason in report.evaluation_skipped.items()},
+        "not_finite": dict(report.not_finite),
+        "evaluation_not_finite": dict(report.evaluation_not_finite),
+        "left_out": dict(report.left_out),
+        "evaluation_left_out": dict(report.evaluation_left_out),
         "shares": {str(peer): share for peer, share in report.shares.items()},
         "seconds": report.seconds,
         "bytes_in": report.bytes_in,
@@ -58,17 +69,31 @@ def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, An
 
 
 def scalars(report: RoundReport) -> dict[str, float]:
-    """Return the numbers of a report by name, as in "evaluation/accuracy". Failures are counted by kind, 0 included."""
-    kinds = [refusal.why for refusal in report.failures.values()]
+    """Return the numbers of a report by name, as in "evaluation/accuracy". Arrays are not among them.
+
+    Failures are counted by kind, 0 included.
+    """
     return {
-        **{f"metrics/{name}": value for name, value in report.metrics.items()},
-        **{f"evaluation/{name}": value for name, value in report.evaluation.items()},
+        **{f"metrics/{name}": value for name, value in numbers(report.metrics).items()},
+        **{f"evaluation/{name}": value for name, value in numbers(report.evaluation).items()},
         "clients": len(report.clients),
+        "skipped": len(report.skipped),
+        "evaluation_skipped": len(report.evaluation_skipped),
         "seconds": report.seconds,
         "bytes/in": report.bytes_in,
         "bytes/out": report.bytes_out,
-        **{f"failures/{why.name.lower()}": kinds.count(why) for why in FailureKind},
+        **_counts("failures", report.failures),
+        **_counts("evaluation_failures", report.evaluation_failures),
     }
+
+
+def _failures(failures: Mapping[uuid.UUID, ClientFailure]) -> dict[str, dict[str, str]]:
+    return {str(peer): {"why": each.why.name, "reason": each.reason} for peer, each in failures.items()}
+
+
+def _counts(name: str, failures: Mapping[uuid.UUID, ClientFailure]) -> dict[str, float]:
+    kinds = [each.why for each in failures.values()]
+    return {f"{name}/{why.name.lower()}": kinds.count(why) for why in FailureKind}
 
 
 class Measured(Callback):
@@ -129,7 +154,7 @@ class JsonLines(Callback):
 
     A line before the first round has `begin`: the seeds and versions that are needed to repeat the run.
 
-    client_metrics: whether to write the metrics of each client, too.
+    client_metrics: whether to write the metrics and the number of examples of each client, too.
 
     The file is open only while a line is written, so it may be moved between two rounds. The constructor raises OSError
     if the file cannot be written.
@@ -218,7 +243,3 @@ def _types(results: object) -> str:
     if not isinstance(results, Mapping):
         return type(results).__name__
     return "{" + ", ".join(f"{name!r}: {type(value).__name__}" for name, value in results.items()) + "}"
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

@@ -31,13 +31,13 @@ def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.
     """Draw a metric and the bytes by round, and return the figure.
 
     runs:   files of fl.JsonLines, or reports, by the name of the run in the legend.
-    metric: a name of the evaluation or, if that does not have it, of training. None: the first name found.
+    metric: a name of the evaluation or, if no evaluation of these runs has it, of training. None: the first name found.
     out:    a file to write, as PNG, SVG or PDF by its suffix; its folder must exist.
 
     Raises ValueError if no round has the metric or a file has no round; OSError if a file cannot be read or written.
     """
     rounds_of = {name: _rounds_of(run) for name, run in runs.items()}
-    name = _metric(rounds_of, metric)
+    kind, name = _metric(rounds_of, metric)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.
     figure = Figure(figsize=(7, 6), layout="constrained")
     FigureCanvasAgg(figure)  # needs no display, whatever MPLBACKEND is
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-    _draw_metric(upper, rounds_of, name)
+    _draw_metric(upper, rounds_of, kind, name)
     _draw_bytes(lower, rounds_of)
     if out is not None:
         path = Path(out).resolve()
@@ -59,30 +59,32 @@ def _rounds_of(run: Run) -> _Rounds:
     return read(run) if isinstance(run, (str, os.PathLike)) else [record(report) for report in run]
 
 
-def _metric(runs: Mapping[str, _Rounds], name: str | None) -> str:
-    """Return the name of the metric to draw."""
+def _metric(runs: Mapping[str, _Rounds], name: str | None) -> tuple[str, str]:
+    """Return the kind and the name of the metric to draw: one kind, so that a line has values of one quantity."""
     each = list(itertools.chain.from_iterable(runs.values()))
-    there: list[str] = list(
-        dict.fromkeys(name for kind in ("evaluation", "metrics") for round in each for name in round[kind])
-    )
+    there: dict[str, str] = {}  # the kind, by the name
+    for kind in ("evaluation", "metrics"):
+        for round in each:
+            for found, value in round[kind].items():
+                if not isinstance(value, list):  # of an array there is no line
+                    there.setdefault(found, kind)
     if name is None and there:
-        return there[0]
+        name = next(iter(there))
     if name is None or name not in there:
         wanted = "a metric" if name is None else f"the metric {name!r}"
         have = f"those there are: {', '.join(there)}" if there else "there is none: let clients or `measure` report one"
         raise ValueError(f"no round of {', '.join(runs)} has {wanted}; {have}")
-    return name
+    return there[name], name
 
 
-def _value(round: Mapping[str, Any], name: str) -> float:
+def _value(value: float | list[Any] | None) -> float:
     """Return a metric's value; NaN, which is not drawn, if the round does not have it."""
-    value = round["evaluation"].get(name, round["metrics"].get(name))
-    return math.nan if value is None else value
+    return math.nan if value is None or isinstance(value, list) else value
 
 
-def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], name: str) -> None:
+def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], kind: str, name: str) -> None:
     for each in runs.values():
-        axes.plot([r["round"] for r in each], [_value(r, name) for r in each], marker="o", markersize=3)
+        axes.plot([r["round"] for r in each], [_value(r[kind].get(name)) for r in each], marker="o", markersize=3)
     axes.set_ylabel(printable(name), **_NO_MARKUP)
     axes.grid(alpha=0.3)
     if len(runs) > 1:

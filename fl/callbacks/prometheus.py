@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from fl.callbacks.base import Callback
 from fl.callbacks.jsonl import missing
+from fl.metrics import scalars
 from fl.report import FailureKind, RoundReport
 from fl.tensors.spec import Model
 from netq.errors import AddressError
@@ -49,10 +50,13 @@ class Prometheus(Callback):
         self._metrics = _GaugeByName(gauge, "fl_metrics", "Of training, by number of examples.", registry)
         self._evaluation = _GaugeByName(gauge, "fl_evaluation", "Of the new model.", registry)
         self._failures = counter("fl_failures", "Who was asked and is not in the model.", ["why"], registry=registry)
+        what = "Who was asked to evaluate, and has not."
+        self._unevaluated = counter("fl_evaluation_failures", what, ["why"], registry=registry)
         self._received = counter("fl_bytes_in", "Bytes of messages from clients.", registry=registry)
         self._sent = counter("fl_bytes_out", "Bytes of messages to clients.", registry=registry)
         for why in FailureKind:
-            self._failures.labels(why.name.lower())  # begins at 0
+            for failures in (self._failures, self._unevaluated):
+                failures.labels(why.name.lower())  # begins at 0
         try:
             self._server, self._thread = prometheus.start_http_server(port, host, registry)
         except OSError as error:
@@ -68,10 +72,12 @@ class Prometheus(Callback):
         """Set the numbers of this round."""
         for name, value in {"number": report.number, "clients": len(report.clients), "seconds": report.seconds}.items():
             self._numbers[name].set(value)
-        self._metrics.set(report.metrics)
-        self._evaluation.set(report.evaluation)
+        self._metrics.set(scalars(report.metrics))
+        self._evaluation.set(scalars(report.evaluation))
         for refusal in report.failures.values():
             self._failures.labels(refusal.why.name.lower()).inc()
+        for refusal in report.evaluation_failures.values():
+            self._unevaluated.labels(refusal.why.name.lower()).inc()
         self._received.inc(report.bytes_in)
         self._sent.inc(report.bytes_out)
 

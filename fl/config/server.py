@@ -13,7 +13,7 @@ docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of
 [model]       initial            "module:function" that returns the first model. Required
               measure            "module:function" that is called with each new model and returns metrics by name
               save               path of the last model, an .npz file
-              save_best          a metric, or options of fl.SaveBest, as in { metric = "…", lowest = true }: the model
+              save_best          a metric, or options of fl.SaveBest, as in { metric = "…", of = "median" }: the model
                                  of its best round is in the file of `save` with "-best" in its name
 [roles]       "name or pattern"  a role of fl/tensors/roles.py, as in "head.*" = "local"
 [strategy]    name               a strategy of fl, or "module:Class"; default "FedAvg". Other keys are the options of
@@ -42,6 +42,7 @@ from fl.callbacks.jsonl import Measure, name_of
 from fl.config import strategy
 from fl.errors import InvalidUpdate
 from fl.server.checkpoint import is_there
+from fl.server.validation import checked_evaluation
 from fl.tensors.roles import ROLES, assign, check_values
 from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption, SecurityError
@@ -74,7 +75,7 @@ class CallbackOptions:
 
     progress:    True: progress on the terminal; False: one log line a round.
     json:        path of a file for fl.JsonLines.
-    client_metrics: whether fl.JsonLines writes the metrics of each client.
+    client_metrics: whether fl.JsonLines writes the metrics and the number of examples of each client.
     tensorboard: path of a folder for fl.TensorBoard.
     prometheus:  host and port for fl.Prometheus.
     mlflow:      address of a server for fl.MLflow.
@@ -258,8 +259,8 @@ def _save_best(file: File, save: Path | None) -> dict[str, Any]:
     if save is None:
         raise file.wrong("model.save_best: needs model.save, next to which the best model is written; set it")
     options = {"metric": value} if isinstance(value, str) else value
-    expected = 'a metric, as in "server_accuracy", or { metric = "server_loss", lowest = true }'
-    right = isinstance(options, dict) and "metric" in options and set(options) <= {"metric", "lowest", "of"}
+    expected = 'a metric, as in "server_accuracy", or { metric = "server_distance", lowest = true }'
+    right = isinstance(options, dict) and "metric" in options and set(options) <= {"metric", "lowest", "of", "source"}
     file.check("model.save_best", value, right, expected)
     arguments = {"path": save.with_name(f"{save.stem}-best{save.suffix or '.npz'}"), **options}
     _try("model.save_best", file, SaveBest, arguments)
@@ -271,7 +272,7 @@ def _stop_early(file: File) -> dict[str, Any]:
     value = file.table("server").get("stop_early")
     if value is None:
         return {}
-    known = ("metric", "patience", "min_delta", "lowest", "of")
+    known = ("metric", "patience", "min_delta", "lowest", "of", "source")
     right = isinstance(value, dict) and "metric" in value and set(value) <= set(known)
     expected = f'a table of {", ".join(known)}, as in {{ metric = "server_accuracy", patience = 10 }}'
     file.check("server.stop_early", value, right, expected)
@@ -305,7 +306,7 @@ def _settings(file: File) -> dict[str, Any]:
         "void_rounds": partial(file.whole, expected="a whole number"),
         "void_pause": partial(file.seconds, expected="seconds, as in 1.0"),
         "grace": partial(file.seconds, expected="seconds, as in 10.0"),
-        "evaluate": file.boolean,
+        "evaluate": partial(_evaluate, file),
         "memory_limit": partial(file.whole, expected="a whole number of bytes"),
     }
     settings = {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
@@ -319,6 +320,17 @@ def _roles(file: File) -> dict[str, Any]:
         expected = f'one of {", ".join(ROLES)}, as in "head.*" = "local", with the name in quotes'
         file.check(f"roles.{pattern}", role, isinstance(role, str) and role in ROLES, expected)
     return {"roles": dict(roles)} if roles else {}
+
+
+def _evaluate(file: File, table: str, key: str) -> Any:
+    value = file.table(table)[key]
+    expected = "true, false, or a table, as in { fraction = 0.2, every = 5 }"
+    file.check(f"{table}.{key}", value, isinstance(value, bool | dict), expected)
+    try:
+        checked_evaluation(value)
+    except InvalidOption as error:
+        raise file.wrong(in_file_terms(error)) from None
+    return value
 
 
 def _callbacks(file: File) -> CallbackOptions:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import netq
 from fl.callbacks.base import Callbacks, ClientState
 from fl.messages import (
+    Content,
     Describe,
     Description,
     End,
@@ -28,6 +29,7 @@ from fl.messages import (
     Permit,
     Reply,
     Report,
+    Skip,
     Task,
     Update,
     serialization,
@@ -44,7 +46,7 @@ _CHECK = 0.25  # seconds between looks at how fast clients send
 _SELDOM = 20  # a look at thousands of clients takes 50 ms: times that until the next
 _PATIENCE = 4  # a rate is measured over a fourth of the time limit at most
 _OWED = 16  # unanswered tasks that are remembered of one client
-_CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
+_CONTENT: Mapping[Purpose, type[Content]] = {"train": Update, "evaluate": Report}
 
 
 class Key(NamedTuple):
@@ -225,7 +227,7 @@ class ClientTasks:
         """Tell clients that the federation is over, after round `last`. None: all that are not lost."""
         self._dispatcher.announce(End(last), clients)
 
-    def answer(self, purpose: Purpose, until: float) -> tuple[Key, Update | Report | ClientFailure] | None:
+    def answer(self, purpose: Purpose, until: float) -> tuple[Key, Content | ClientFailure] | None:
         """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.
 
         Return None at the time `until`, or if no client has such a task. Raises Closed.
@@ -243,7 +245,7 @@ class ClientTasks:
             if time.monotonic() >= until or not any(asked.job.purpose == purpose for asked in self._asked.values()):
                 return None
 
-    def _taken(self, key: Key, content: Update | Report | ClientFailure) -> None:
+    def _taken(self, key: Key, content: Content | ClientFailure) -> None:
         """Note that an answer was taken: its client is idle again, unless it is late and its answer still accepted."""
         if not self._is_asked(key) or self._dispatcher.is_open(key):
             return
@@ -406,7 +408,7 @@ class ClientTasks:
         """Return the clients that may offer an update."""
         return self._asked.keys() - self._arrived - self._offers.keys()
 
-    def _receive_reply(self, peer: uuid.UUID, job: Job, content: Update | Report | str) -> bool:
+    def _receive_reply(self, peer: uuid.UUID, job: Job, content: Content | str) -> bool:
         """Handle a reply. Return whether the client owes it."""
         asked, allowed = self._asked.get(peer), self._allowed(peer, job)
         self._settle(peer, job)
@@ -416,7 +418,7 @@ class ClientTasks:
             return allowed is not None
         if isinstance(content, str):
             self._refuse(peer, FailureKind.FAILED, content)
-        elif not isinstance(content, _CONTENT[job.purpose]):
+        elif not isinstance(content, (_CONTENT[job.purpose], Skip)):
             expected = _CONTENT[job.purpose].__name__
             self._refuse(peer, FailureKind.INVALID, f"it answered with {type(content).__name__}; expected {expected}")
         elif size > (allowed or 0):
@@ -441,7 +443,7 @@ class ClientTasks:
                 return
 
     def _receive_stale(
-        self, peer: uuid.UUID, job: Job, asked: _Asked | None, content: Update | Report | str, *, is_owed: bool
+        self, peer: uuid.UUID, job: Job, asked: _Asked | None, content: Content | str, *, is_owed: bool
     ) -> None:
         """Handle a reply to a task that is not open. The client is too late, or wrong.
 

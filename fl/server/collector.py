@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.errors import InvalidUpdate
-from fl.messages import Report, Task, Update
+from fl.messages import Content, Skip, Task, Update
 from fl.outline import PURPOSES, Purpose
 from fl.report import ClientFailure, FailureKind, RoundState
 from fl.server.aggregation import Aggregation
@@ -73,11 +74,14 @@ class UpdateCollector:
             return self._train_round(task, clients)
         return self._train_async(task, clients, self._strategy.buffer), 1
 
-    def evaluate(self, task: Task, clients: Collection[uuid.UUID]) -> RoundState:
-        """Ask those of the clients that have no task to evaluate a model."""
+    def evaluate(self, task: Task, clients: Collection[uuid.UUID], fraction: float = 1.0) -> RoundState:
+        """Ask a random fraction of the clients that have no task to evaluate a model. The seed chooses them."""
         state, busy = RoundState(), self._tasks.busy
         idle = [peer for peer in clients if peer not in busy]
         regular, retried = self._standings["evaluate"].candidates(idle, 0)
+        if fraction < 1 and regular:
+            chance = random.Random(f"{self._strategy.seed} {task.job.round} evaluate")
+            regular = chance.sample(sorted(regular), max(1, round(fraction * len(regular))))
         needed, asked = min(self._min_clients, len(regular)), time.monotonic()
 
         def overdue() -> float:
@@ -159,11 +163,16 @@ class UpdateCollector:
         selected = [*self._strategy.select(task.job.round, regular), *retried]
 
         def keep_busy() -> None:
-            """Replace the clients that have answered or are late; first by those without an update in this round."""
+            """Replace the clients that have answered or are late; first by those without an update in this round.
+
+            A client that has failed or skipped gets its next task in the next round: it would answer so at once.
+            """
             if state.folded >= count:  # the next task has the next model
                 return
             busy = self._tasks.busy
-            idle = [peer for peer in selected if peer not in busy and peer not in state.failures]
+            idle = [
+                peer for peer in selected if not any(peer in each for each in (busy, state.failures, state.skipped))
+            ]
             missing = len(selected) - (len(busy) - len(self._tasks.late))
             chosen = sorted(idle, key=lambda peer: peer in state.weights)[: max(0, missing)]
             for counted in sorted({state.counts[peer] for peer in chosen}):
@@ -208,9 +217,14 @@ class UpdateCollector:
             self._tasks.free(key.peer)
             ask_more()
 
-    def _take(self, task: Task, state: RoundState, key: Key, content: Update | Report | ClientFailure) -> None:
-        """Fold an update, count an evaluation, or record a failure."""
+    def _take(self, task: Task, state: RoundState, key: Key, content: Content | ClientFailure) -> None:
+        """Fold an update, count an evaluation, or record a failure or a skip."""
         staleness, size = task.job.round - key.job.round, 0
+        if isinstance(content, Skip):  # neither a good answer nor a missed task
+            log.info("%s: skips round %d (%s): %s", key.peer, key.job.round, key.job.purpose, content)
+            state.skip(key.peer, content.reason)
+            self._callbacks.client_is(key.peer, ClientState.DONE)
+            return
         if not isinstance(content, ClientFailure):
             content = content.with_examples(self._strategy.examples(content.num_examples))
         if isinstance(content, Update):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import netq
+from fl.metrics import MAX_ARRAYS
 from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
 from fl.tensors.spec import nbytes
 from netq.protocol.flow_control import CREDIT
@@ -22,7 +23,7 @@ _EXTRA = 10**6  # bytes that an update may have on top of them
 _SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interpreter takes 40 of the promised 100 MB
 _TEXT = 500_000  # bytes of text besides the tensors; 1,000 metrics, with names of 100 ASCII characters, have 125,000
 _TEXT_OF_TENSOR = 300  # bytes of text for each tensor, besides its name
-_BUFFERS = 16  # besides those of tensors
+_BUFFERS = 16 + MAX_ARRAYS  # besides those of tensors; metrics may be arrays
 _BUFFERS_OF_TENSOR = 3  # a packed one
 
 

@@ -36,7 +36,7 @@ from fl.server.checkpoint import Checkpoint, load
 from fl.server.client_tasks import ClientTasks
 from fl.server.collector import UpdateCollector
 from fl.server.limits import limits
-from fl.server.validation import check_config, check_limits, check_settings, checked_callbacks
+from fl.server.validation import check_config, check_limits, check_settings, checked_callbacks, checked_evaluation
 from fl.server.waiting import pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
@@ -79,7 +79,8 @@ class Server:
                   them, or what names and values tell. A local tensor is in no model of the server.
     config:       values that the clients get in every round; the strategy's own config is added. A value may be a
                   function of the number of the round (fl.schedules).
-    evaluate:     whether the clients evaluate the new model after each round.
+    evaluate:     whether the clients of a round evaluate its model. {"every": 5, "fraction": 0.2}: after each fifth
+                  round, by a random fifth of them (one at least), which the strategy's seed and the round choose.
     memory_limit: bytes for the model, its successor, and the updates that are on their way. It bounds how many updates
                   are admitted at once, and how large they are; the others wait at their clients. None: three models and
                   100 MB, and one update of four models.
@@ -103,13 +104,13 @@ class Server:
         grace: float = 10.0,
         roles: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
-        evaluate: bool = False,
+        evaluate: bool | Mapping[str, Any] = False,
         memory_limit: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         callbacks: Iterable[Callback] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
-        check_settings(model, options, strategy, min_clients, deadline, grace, config, evaluate)
+        check_settings(model, options, strategy, min_clients, deadline, grace, config)
         check_limits(min_clients, wait, close_early, suspend_after, void_rounds, void_pause)
         self._roles = assign(model, roles)
         check_values(model, self._roles)
@@ -136,7 +137,7 @@ class Server:
         self._voids = 0  # attempts since the last round that counted
         self._alike: set[ClientFailure] = set()  # the failure of all clients in each of them, if there is one
         self._config = dict(config or {})
-        self._evaluate = evaluate
+        self._evaluation = checked_evaluation(evaluate)
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
         self._closed = threading.Event()
         try:
@@ -243,19 +244,30 @@ class Server:
                 self._voids = 0
             elif self._tasks.visitors.isdisjoint(clients):  # else the round has begun with one that wants no task
                 self._voids = attempt
-            if self._evaluate:
-                evaluation = self._collector.evaluate(self._task(number, "evaluate"), training.weights)
+            if self._evaluation.every and number % self._evaluation.every == 0:
+                task, fraction = self._task(number, "evaluate"), self._evaluation.fraction
+                evaluation = self._collector.evaluate(task, training.weights, fraction)
         except BaseException:  # else clients would stay busy, and their answers would count in the next round
             self._tasks.forget_all()
             raise
         received, sent = self._traffic(before)
+        metrics, evaluated = training.merged(), evaluation.merged()
         report = RoundReport(
             number=number,
             attempt=attempt,
             clients=tuple(training.weights),
             failures=training.failures,
-            metrics=training.means(),
-            evaluation=evaluation.means(),
+            evaluation_failures=evaluation.failures,
+            skipped=training.skipped,
+            evaluation_skipped=evaluation.skipped,
+            not_finite=metrics.not_finite,
+            evaluation_not_finite=evaluated.not_finite,
+            left_out=metrics.left_out,
+            evaluation_left_out=evaluated.left_out,
+            num_examples=training.weights,
+            evaluation_examples=evaluation.weights,
+            metrics=metrics.values,
+            evaluation=evaluated.values,
             seconds=time.monotonic() - begin,
             bytes_in=received,
             bytes_out=sent,
@@ -335,10 +347,12 @@ class Server:
         if self._alike and self.number == 0 and limit > _ALIKE:
             limit, why = _ALIKE, "each time for the same reason"
         if self._voids >= limit:
-            reasons = "; ".join(f"{peer}: {failure}" for peer, failure in islice(report.failures.items(), _NAMED))
+            each = {**report.failures, **report.skipped}
+            reasons = "; ".join(f"{peer}: {reason}" for peer, reason in islice(each.items(), _NAMED))
+            skipped = f" and {len(report.skipped)} skipped" if report.skipped else ""
             raise FederationStalled(
                 f"round {report.number} did not count {self._voids} times in a row ({why}); in the last attempt "
-                f"{len(report.failures)} clients failed{': ' if reasons else ''}{reasons}"
+                f"{len(report.failures)} clients failed{skipped}{': ' if reasons else ''}{reasons}"
             )
 
     def _train(self, number: int, clients: Collection[uuid.UUID]) -> RoundState:
@@ -346,7 +360,8 @@ class Server:
         try:
             state, needed = self._collector.train(self._task(number, "train"), clients)
             count = len(state.weights)
-            why = f"{count} updates of {needed}" if count < needed else self._finish(number)
+            few = f"{count} updates of {needed}" + (f", {len(state.skipped)} skipped" if state.skipped else "")
+            why = few if count < needed else self._finish(number)
         except BaseException:
             self._aggregation.abandon()
             raise
@@ -447,6 +462,7 @@ class Server:
             "strategy": type(self._strategy).__name__,
             "seed": self._strategy.seed,
             "min_clients": self._min_clients,
+            "evaluate": self._evaluation._asdict() if self._evaluation.every else False,
             "config": details.plain(self._client_config(self.number + 1)),
             "versions": details.versions(),
         }

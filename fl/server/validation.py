@@ -6,7 +6,7 @@ Called by fl/server/server.py. Owns the error messages: each names the argument,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import netq
 from fl.callbacks.base import Callback
@@ -15,6 +15,7 @@ from fl.schedules import resolved
 from fl.strategies.base import Strategy
 from fl.tensors.serialization import messages
 from fl.tensors.spec import Model, specs_of
+from netq.text import did_you_mean
 from netq.validate import expect, flag, is_number, is_whole, whole
 
 
@@ -26,7 +27,6 @@ def check_settings(
     deadline: float,
     grace: float,
     config: Mapping[str, Any] | None,
-    evaluate: bool,
 ) -> None:
     """Raise InvalidOption unless these are valid arguments of fl.Server; InvalidUpdate for a model without a mean."""
     expect(isinstance(model, Mapping) and len(model) > 0, "Server.model", model, "a dict of arrays or tensors by name")
@@ -38,9 +38,31 @@ def check_settings(
     expect(is_whole(min_clients, 1), "Server.min_clients", min_clients, "1 or more, a whole number")
     expect(is_number(deadline, 0) and deadline > 0, "Server.deadline", deadline, "seconds, more than 0")
     expect(is_number(grace, 0), "Server.grace", grace, "seconds, 0 or more")
-    flag("Server.evaluate", evaluate)
     expect(isinstance(config, Mapping | None), "Server.config", config, "a dict of plain values by name")
     check_config(resolved(config or {}, 1), "Server.config")
+
+
+class Evaluation(NamedTuple):
+    """Which rounds are evaluated, and by how many of their clients."""
+
+    every: int = 1  # rounds; 0: none is evaluated
+    fraction: float = 1.0  # of the clients that would evaluate; at least one
+
+
+def checked_evaluation(evaluate: bool | Mapping[str, Any]) -> Evaluation:
+    """Return what the argument of fl.Server says. Raises InvalidOption."""
+    if isinstance(evaluate, bool):
+        return Evaluation(every=int(evaluate))
+    form = 'True, False, or a mapping, as in {"fraction": 0.2, "every": 5}'
+    expect(isinstance(evaluate, Mapping), "Server.evaluate", evaluate, form)
+    for name in evaluate:
+        if name not in Evaluation._fields:
+            raise netq.InvalidOption(f"Server.evaluate: {name!r}; {did_you_mean(str(name), Evaluation._fields)}")
+    found = Evaluation(**evaluate)
+    whole("Server.evaluate.every", found.every, 1)
+    right = is_number(found.fraction, 0, 1) and found.fraction > 0
+    expect(right, "Server.evaluate.fraction", found.fraction, "a number above 0, and 1 at most")
+    return found
 
 
 def check_limits(

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import netq
 from fl.client import Client
-from fl.messages import Report, Task, Update
+from fl.messages import Content, Task
 from fl.simulation.calls import Calls
 from fl.trainer import Trainer
 
@@ -139,7 +139,7 @@ class _SimulatedTrainer(Trainer):
         self._calls = calls
         trainer.seed_rounding(calls.rounding_seed(partition))
 
-    def do(self, task: Task, rate: float | None = None) -> Update | Report | str:
+    def do(self, task: Task, rate: float | None = None) -> Content | str:
         """Train or evaluate, one client at a time, and wait for the turn of this one."""
         config = {**task.config, "partition": self._partition, "partitions": self._start.partitions}
         with self._calls.alone(self._partition, task.job.purpose):

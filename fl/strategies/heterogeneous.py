@@ -195,6 +195,8 @@ def _metric(update: Update, name: str, least: float) -> float:
     if name not in update.metrics:
         raise InvalidUpdate(f"its metrics have no {name!r}; expected {expected}")
     value = update.metrics[name]
+    if not isinstance(value, float):
+        raise InvalidUpdate(f"metrics[{name!r}] is an array or a Sum; expected {expected}")
     if not least <= value <= _MAX_METRIC:
         raise InvalidUpdate(f"metrics[{name!r}] is {value:g}; expected {expected}")
     return value

@@ -68,6 +68,16 @@ def test_device_takes_part_under_its_id() -> None:
     assert aggregator.model["w"].tolist() == [6, 6, 6]
 
 
+@pytest.mark.slow
+def test_a_device_that_skips_keeps_its_state_and_has_not_failed(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with server() as aggregator, running(edge.run, config(aggregator, "skips_at_first", state=state)):
+        first, second = aggregator.round(), aggregator.round()
+        aggregator.close()
+    assert (first.clients, first.failures, first.skipped) == ((), {}, {ID: "no new pictures"})
+    assert (second.clients, second.skipped, second.metrics["count"]) == ((ID,), {}, 2)
+
+
 def test_pauses_between_sessions_are_those_with_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = []
     monkeypatch.setattr(edge.agent, "take_part", lambda *arguments: pauses.append(arguments[-1]))

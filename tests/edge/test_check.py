@@ -43,6 +43,10 @@ def drops_a_tensor(model: Any, config: Mapping[str, Any]) -> fl.Update:
     return fl.Update({"w": model["w"]}, 1)
 
 
+def skips(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    raise fl.Skip("no new pictures")
+
+
 def fails(model: Any, config: Mapping[str, Any]) -> fl.Update:
     raise OSError("the sensor does not answer")
 
@@ -104,6 +108,13 @@ def serving(
         events=events or netq.EventOptions(),
     )
     return netq.new(purpose=netq.Purpose.SERVER, options=options)
+
+
+def test_a_training_that_skips_is_said_to_skip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with federation() as server:
+        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:skips"\n')
+        assert command.main(["check", path]) == 0
+    assert re.search(r"training  \d\.\d s; it skips this task: no new pictures\n", capsys.readouterr().out)
 
 
 def test_right_file_and_answering_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

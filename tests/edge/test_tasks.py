@@ -23,6 +23,8 @@ HERE = __name__
 
 def counts(model: Any, config: Mapping[str, Any]) -> fl.Update:
     config["state"]["count"] = config["state"].get("count", 0) + 1
+    if config.get("skips"):
+        raise fl.Skip("no new pictures")
     if config.get("fails"):
         raise OSError("the sensor does not answer")
     return fl.Update(model, 1, {"count": config["state"]["count"], "batch": config.get("batch", 0)})
@@ -67,6 +69,13 @@ def test_metrics_have_what_was_used() -> None:
 def test_state_lasts_from_round_to_round() -> None:
     tasks = made()
     assert [answer(tasks, number).metrics["count"] for number in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_a_skip_is_kept_with_the_state() -> None:
+    tasks = made()
+    assert str(answer(tasks, skips=True)) == "no new pictures"
+    assert answer(tasks, 2).metrics["count"] == 2
+    assert tasks.keeps(Finished((5, 1, "train"), Stream(), 0))
 
 
 def test_a_failure_does_not_change_the_state() -> None:

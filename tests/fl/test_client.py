@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 import uuid
 import weakref
@@ -20,6 +19,7 @@ import fl
 import netq
 from fl.messages import MESSAGES, End, Job, Reply, Report, Task, Update
 from fl.tensors.serialization import messages
+from fl.trainer import Trainer
 from netq.utils.stream import Stream
 
 SOON = 10.0  # seconds in which all happens that does happen
@@ -179,12 +179,54 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: None, "returned NoneType; expected fl.Update"),
     "a report": (lambda: Report(1), "returned Report; expected fl.Update"),
     "the class": (lambda: Update, "returned type; expected fl.Update"),
-    "no examples": (lambda: Update({}, 0), "InvalidUpdate: num_examples: int 0; expected"),
-    "NaN": (lambda: Update({}, 1, {"loss": math.nan}), "InvalidUpdate: metrics['loss']: float nan"),
+    "-5 examples": (lambda: Update({}, -5), "InvalidUpdate: num_examples: int -5; expected"),
+    "a text": (lambda: Update({}, 1, {"loss": "low"}), "InvalidUpdate: metrics['loss']: str 'low'"),
     "a lambda": (lambda: _holding(lambda: 0), "SerializationError: 'w': a builtins.function"),
     "a lock": (lambda: _holding(threading.Lock()), "SerializationError: 'w': a _thread.lock"),
     "much": (lambda: Update({"w": np.zeros(10_000)}, 1), "its answer cannot be sent: "),
 }
+
+
+@pytest.mark.parametrize(
+    ("skips", "reason"),
+    [
+        (lambda: fl.Skip("no data yet"), "no data yet"),
+        (lambda: _raise(fl.Skip("no data yet")), "no data yet"),
+        (lambda: Update({}, 0), "it has no examples"),
+    ],
+    ids=["returned", "raised", "no examples"],
+)
+def test_a_skip_is_replied_and_what_changed_in_the_state_stays(
+    skips: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(model: Any, config: Mapping[str, Any]) -> Any:
+        config["state"]["seen"] = config["state"].get("seen", 0) + 1
+        return skips() if config["round"] == 1 else Update(model, 1, {"seen": config["state"]["seen"]})
+
+    def evaluate(model: Any, config: Mapping[str, Any]) -> Any:
+        return Report(0)
+
+    with serving(fl.Client(train, evaluate, compression="int8")) as server:
+        content = server(round=1)
+        assert type(content) is fl.Skip
+        assert content.reason == reason
+        assert server(round=2).metrics == {"seen": 2}
+        assert type(server("evaluate", 2)) is fl.Skip
+    assert "failed" not in caplog.text
+
+
+def test_a_raised_skip_keeps_no_model() -> None:
+    models: list[Any] = []
+
+    def train(model: Any, config: Mapping[str, Any]) -> Any:
+        models.append(weakref.ref(model["w"]))
+        raise fl.Skip("no data")
+
+    task = Task(Job(1, 1, "train"), {"w": np.zeros(3)}, {})
+    content = Trainer(train).do(task)
+    del task
+    assert models[0]() is None
+    assert str(content) == "no data"
 
 
 @pytest.mark.parametrize("case", FAILS)

@@ -130,7 +130,7 @@ def test_every_public_member_of_the_server_is_listed() -> None:
     assert set(table("The server", "of a server")) == expected
 
 
-@pytest.mark.parametrize("kind", [fl.Update, fl.Report])
+@pytest.mark.parametrize("kind", [fl.Update, fl.Report, fl.Skip, fl.Sum])
 def test_update_and_report_are_listed_with_their_fields(kind: Any) -> None:
     fields = {
         each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
@@ -158,7 +158,7 @@ def test_every_error_is_listed_with_its_base_class() -> None:
     rows = re.findall(r"^\| ([A-Z]\w+)(?: \((\w+)\))? \|", FL.section("Errors").text, re.MULTILINE)
     ours = {name: base for name, base in rows if hasattr(fl, name)}
     errors = {
-        name for name in fl.__all__ if isinstance(kind := getattr(fl, name), type) and issubclass(kind, Exception)
+        name for name in fl.__all__ if isinstance(kind := getattr(fl, name), type) and issubclass(kind, NetqError)
     }
     assert set(ours) == errors
     assert len(ours) == 6

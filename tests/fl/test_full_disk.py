@@ -31,7 +31,9 @@ def last(path: Path) -> None:
 
 
 def best(path: Path) -> None:
-    fl.SaveBest(path, "loss").round_ends(fl.RoundReport(1, (A,), {}, {"loss": 1.0}, {}, 1.0, 10, 20), MODEL)
+    fl.SaveBest(path, "loss", source="training").round_ends(
+        fl.RoundReport(1, (A,), {}, {"loss": 1.0}, {}, 1.0, 10, 20), MODEL
+    )
 
 
 @pytest.mark.parametrize("write", [checkpoint, last, best])

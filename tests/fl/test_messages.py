@@ -108,13 +108,13 @@ def test_an_update_copies_its_dicts() -> None:
     assert (list(update.model), update.metrics) == (["w"], {"loss": 1.0})
 
 
-WRONG_NUMBERS = [0, -5, True, False, 1.0, 1.5, float("nan"), "5", None, np.float32(5), np.True_, 2**53 + 1, 10**5000]
+WRONG_NUMBERS = [-5, True, False, 1.0, 1.5, float("nan"), "5", None, np.float32(5), np.True_, 2**53 + 1, 10**5000]
 
 
 @pytest.mark.parametrize("number", WRONG_NUMBERS, ids=[f"{type(n).__name__}{i}" for i, n in enumerate(WRONG_NUMBERS)])
 @pytest.mark.parametrize("make", [lambda n: Update({}, n), Report], ids=["Update", "Report"])
-def test_num_examples_is_an_integer_above_0(make: Callable[[Any], Any], number: object) -> None:
-    with pytest.raises(fl.InvalidUpdate, match=r"num_examples: .*expected a whole number above 0"):
+def test_num_examples_is_an_integer(make: Callable[[Any], Any], number: object) -> None:
+    with pytest.raises(fl.InvalidUpdate, match=r"num_examples: .*expected a whole number, 0 to 2\*\*53"):
         make(number)
 
 
@@ -131,10 +131,10 @@ def test_a_metric_name_is_short() -> None:
     assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "much", None, 10**400, 1j, [1.0]])
+@pytest.mark.parametrize("value", ["much", None, 10**400, 1j, {}, fl.Sum("much"), fl.Sum(fl.Sum(1))])
 @pytest.mark.parametrize("make", [lambda m: Update({}, 1, m), lambda m: Report(1, m)], ids=["Update", "Report"])
-def test_a_metric_is_a_finite_number(make: Callable[[Any], Any], value: object) -> None:
-    with pytest.raises(fl.InvalidUpdate, match=r"metrics\['loss'\]: .*expected a (finite )?number"):
+def test_a_metric_is_a_number(make: Callable[[Any], Any], value: object) -> None:
+    with pytest.raises(fl.InvalidUpdate, match=r"metrics\['loss'\]: .*expected a number"):
         make({"loss": value})
 
 
@@ -257,7 +257,7 @@ class TestInvalid:
         ("bad", "named"),
         [
             (message("Update", model={}, num_examples=-5), "num_examples"),
-            (message("Update", model={}, num_examples=1, metrics={"loss": float("nan")}), "loss"),
+            (message("Update", model={}, num_examples=1, metrics={"loss": {}}), "loss"),
             (message("Update", model={}, num_examples=1, extra=[1]), "extra"),
             (message("Update", model=[1], num_examples=1), "model"),
             (message("Update", model={}), "missing"),
@@ -292,6 +292,30 @@ class TestInvalid:
         for size in range(len(whole)):
             with pytest.raises(Unreadable):
                 arrived(Stream([whole[:size]]))
+
+
+def test_a_skip_arrives_with_its_reason() -> None:
+    reply = Reply(Job(1, 1, "train"), fl.Skip("no data\n today"))
+    content = arrived(MESSAGES.dump(reply)).content
+    assert type(content) is fl.Skip
+    assert (content.reason, str(content)) == (r"no data\n today", r"no data\n today")
+    assert str(pickle.loads(pickle.dumps(content))) == content.reason
+
+
+@pytest.mark.parametrize("kind", ["Update", "Report"])
+def test_an_answer_of_no_examples_is_a_skip(kind: str) -> None:
+    fields: dict[str, Any] = {"model": {}} if kind == "Update" else {}
+    content = sent(
+        {"type": "Reply", "job": [1, 1, "train"], "content": {"type": kind, "num_examples": 0, **fields}}
+    ).content
+    assert str(content) == "it has no examples"
+    assert isinstance(content, fl.Skip)
+
+
+@pytest.mark.parametrize("reason", [None, 5, b"no data"])
+def test_the_reason_of_a_skip_is_a_text(reason: Any) -> None:
+    with pytest.raises(fl.InvalidUpdate, match=r"reason: .*; expected a text"):
+        fl.Skip(reason)
 
 
 def test_an_update_can_be_pickled_and_copied() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl import messages
+from fl import messages, metrics
 from fl.compression import packed, quantize
 from fl.messages import MESSAGES, Job, Reply, Update
 from fl.tensors import json_format, serialization
@@ -55,6 +55,10 @@ def test_table_of_packed_tensors() -> None:
 
 
 def test_limits_and_dtypes() -> None:
+    assert (
+        f"at most {metrics.MAX_ELEMENTS} elements in {metrics.MAX_ARRAYS} arrays, of {metrics._MAX_DIMS} dim"
+        in PAGE.text
+    )
     assert f"at most {json_format.MAX_TEXT} bytes" in PAGE.text
     assert f"at most {json_format.MAX_BUFFERS} buffers" in PAGE.text
     assert all(f"`{code}`" in PAGE.text for code in serialization._CODES if code != "?")

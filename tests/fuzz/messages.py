@@ -33,6 +33,12 @@ SEEDS = [
         b'false,{"$array":[0,"|u1",[6]]}]}},"num_examples":5}}',
         bytes(6),
     ),
+    _message(b'{"type":"Reply","job":[1,2,"train"],"content":{"type":"Skip","reason":"no data"}}'),
+    _message(
+        b'{"type":"Reply","job":[1,2,"evaluate"],"content":{"type":"Report","num_examples":5,"metrics":{"c":{"sum":[[1,2]]},'
+        b'"auc":{"$float":"nan"},"r":{"$array":[0,"<f8",[1]]}}}}',
+        bytes(8),
+    ),
     _message(
         b'{"type":"Task","job":[1,2,"train"],"model":{},"config":{"a":[{"$float":"nan"}]},"unasked":5,"counted":0}'
     ),

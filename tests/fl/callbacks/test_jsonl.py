@@ -47,6 +47,8 @@ def report(number: int = 1, **changes: Any) -> fl.RoundReport:
         "bytes_in": 1000,
         "bytes_out": 3000,
         "staleness": {A: 2},
+        "evaluation_failures": {A: LOST},
+        "skipped": {B: "no data"},
     }
     return fl.RoundReport(number=number, **{**facts, **changes})
 
@@ -65,11 +67,18 @@ def test_record_has_the_whole_report() -> None:
             str(B): {"why": "LATE", "reason": "no answer within 1 s (deadline)"},
             str(C): {"why": "LOST", "reason": "it has gone"},
         },
+        "evaluation_failures": {str(A): {"why": "LOST", "reason": "it has gone"}},
         "attempt": 1,
         "suspended": [],
         "staleness": {str(A): 2},
         "metrics": {"loss": 0.5},
         "evaluation": {"accuracy": 0.75},
+        "skipped": {str(B): "no data"},
+        "evaluation_skipped": {},
+        "not_finite": {},
+        "evaluation_not_finite": {},
+        "left_out": {},
+        "evaluation_left_out": {},
         "shares": {},
         "seconds": 2.0,
         "bytes_in": 1000,
@@ -79,9 +88,15 @@ def test_record_has_the_whole_report() -> None:
 
 def test_record_has_the_metrics_of_each_client_on_demand(tmp_path: Path) -> None:
     of_a = {A: {"loss": 0.25, "strange": float("nan")}}
-    found = record(report(client_metrics=of_a, client_evaluation={A: {"accuracy": 1.0}}), client_metrics=True)
+    not_finite: Any = {"not_finite": {"strange": 1}, "evaluation_not_finite": {"accuracy": 1}}
+    found = record(
+        report(client_metrics=of_a, client_evaluation={A: {"accuracy": 1.0}}, **not_finite), client_metrics=True
+    )
+    assert (found["not_finite"], found["evaluation_not_finite"]) == ({"strange": 1}, {"accuracy": 1})
     assert found["client_metrics"] == {str(A): {"loss": 0.25, "strange": None}}
     assert found["client_evaluation"] == {str(A): {"accuracy": 1.0}}
+    examples = record(report(num_examples={A: 5}, evaluation_examples={A: 2}), client_metrics=True)
+    assert (examples["num_examples"], examples["evaluation_examples"]) == ({str(A): 5}, {str(A): 2})
     for client_metrics in (False, True):
         path = tmp_path / f"{client_metrics}.jsonl"
         JsonLines(path, client_metrics=client_metrics).round_ends(report(client_metrics=of_a), {})
@@ -113,6 +128,8 @@ def test_scalars_count_failures_by_kind() -> None:
     assert {name for name in found if name.startswith("failures/")} == {
         f"failures/{why.name.lower()}" for why in fl.FailureKind
     }
+    assert (found["evaluation_failures/lost"], found["evaluation_failures/late"]) == (1, 0)
+    assert (found["skipped"], found["evaluation_skipped"]) == (1, 0)
     assert found["evaluation/accuracy"] == 0.75
     assert found["metrics/loss"] == 0.5
     assert (found["clients"], found["seconds"], found["bytes/in"], found["bytes/out"]) == (1, 2.0, 1000, 3000)
@@ -399,6 +416,8 @@ def test_prometheus_serves_last_round_and_totals() -> None:
     assert 'fl_failures_total{why="late"} 2.0' in lines
     assert 'fl_failures_total{why="lost"} 1.0' in lines
     assert 'fl_failures_total{why="void"} 0.0' in lines
+    assert 'fl_evaluation_failures_total{why="lost"} 2.0' in lines
+    assert 'fl_evaluation_failures_total{why="void"} 0.0' in lines
     assert "fl_bytes_in_total 2000.0" in lines
     assert "fl_bytes_out_total 6000.0" in lines
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
 import fl
@@ -103,3 +104,21 @@ def test_every_number_arrives_under_a_name_of_its_own(
     found = backend(tmp_path)
     assert found["accuracy"] == 0.5
     assert sorted(found.values()) == sorted(METRICS.values())
+
+
+@pytest.mark.parametrize(
+    ("package", "backend"), [("tensorboard", fl.TensorBoard), ("prometheus_client", fl.Prometheus)]
+)
+def test_values_that_are_not_finite_arrive_beside_the_others(
+    tmp_path: Path, package: str, backend: Callable[..., Any]
+) -> None:
+    pytest.importorskip(package)
+    metrics = {"auc": float("nan"), "loss": 0.5, "low": float("-inf"), "confusion": np.eye(2)}
+    with backend(*[tmp_path] if backend is fl.TensorBoard else [0]) as callback:
+        callback.round_ends(fl.RoundReport(1, (A,), {}, metrics, {}, 1.0, 10, 20), {})
+        if backend is fl.Prometheus:
+            with urlopen(f"http://127.0.0.1:{callback.port}/metrics", timeout=30) as answer:
+                text = answer.read().decode()
+            assert 'fl_metrics{name="auc"} NaN' in text
+            assert 'fl_metrics{name="loss"} 0.5' in text
+            assert "confusion" not in text

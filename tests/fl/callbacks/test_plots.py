@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fl
@@ -69,6 +70,26 @@ def test_reports_and_json_lines_are_drawn_together(tmp_path: Path) -> None:
     legend: Any = upper.get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["adam", "plain"]
     assert [line.get_color() for line in lower.get_lines()] == ["C0", "C0", "C1", "C1"]
+
+
+def test_a_line_has_one_quantity_where_an_evaluation_failed() -> None:
+    run = [*reports(0.5, 0.6), *reports(0.0, 0.0, 0.0, evaluation={}, metrics={"accuracy": 0.99})[2:]]
+    ((_, values),) = drawn(plots.rounds({"run": run}, metric="accuracy").axes[0])
+    assert values[:2] == [0.5, 0.6]
+    assert math.isnan(values[2])
+
+
+def test_an_array_is_not_drawn() -> None:
+    run = [
+        *reports(0.5, evaluation={"confusion": np.eye(2), "f1": 0.75}),
+        *reports(0, 0, evaluation={"f1": np.eye(1)})[1:],
+    ]
+    upper = plots.rounds({"run": run}).axes[0]
+    assert upper.get_ylabel() == "f1"
+    ((numbers, values),) = drawn(upper)
+    assert (numbers, values[0], math.isnan(values[1])) == ([1, 2], 0.75, True)
+    with pytest.raises(ValueError, match="has the metric 'confusion'; those there are: f1, loss"):
+        plots.rounds({"run": run}, metric="confusion")
 
 
 def test_round_without_the_metric_is_a_gap() -> None:

@@ -59,6 +59,99 @@ def test_a_round_ends_when_enough_have_answered() -> None:
         slow.let_go(10)
 
 
+# Clients that skip
+
+
+def skips(model: Any, config: Mapping[str, Any]) -> fl.Skip:
+    return fl.Skip("no data yet")
+
+
+def test_a_client_that_skips_has_not_failed_and_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(min_clients=1, evaluate=True, suspend_after=1) as federation:
+        federation.join(A, gives(2), lambda model, config: fl.Report(1))
+        federation.join(B, gives(4), lambda model, config: fl.Report(0))
+        federation.join(C, skips)
+        for _ in range(3):
+            report = federation.round(3)
+            assert (set(report.clients), report.failures, report.suspended) == ({A, B}, {}, ())
+            assert report.skipped == {C: "no data yet"}
+            assert (report.evaluation_skipped, report.evaluation_failures) == ({B: "it has no examples"}, {})
+            assert ", 0 failed, 1 skipped, 1 evaluations skipped, " in str(report)
+        assert federation.server._collector.state()["train"]["records"] == {}
+    assert "left out" not in caplog.text
+
+
+def test_a_round_of_too_few_others_does_not_count_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(min_clients=2, void_rounds=2, void_pause=0) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, skips)
+        federation.server.wait(2, SOON)
+        with pytest.raises(fl.FederationStalled, match=f"1 clients failed and 1 skipped: {A}: .*; {B}: no data yet"):
+            list(federation.server.rounds(1))
+    assert "round 1 does not count: 1 updates of 2, 1 skipped" in caplog.messages
+
+
+def test_an_asynchronous_round_asks_a_client_that_skips_once() -> None:
+    asked: list[int] = []
+    slow = Gate(4)
+
+    def counts(model: Any, config: Mapping[str, Any]) -> Any:
+        asked.append(config["round"])
+        return fl.Update(filled(1), 1) if asked.count(config["round"]) == 1 else fl.Skip("no more")
+
+    with Federation(strategy=fl.FedBuff(3), min_clients=1) as federation:
+        federation.join(A, counts)
+        federation.join(B, slow)
+        slow.let_go(10)
+        report = federation.round(2)
+        assert report.skipped in ({}, {A: "no more"})
+        assert report.failures == {}
+    assert asked.count(1) <= 2
+
+
+# Which rounds and clients evaluate
+
+
+def evaluators(rounds: int, **settings: Any) -> list[set[uuid.UUID]]:
+    """Return who has evaluated each round. An evaluation says so in its metrics."""
+    with Federation(min_clients=4, void_pause=0, **settings) as federation:
+        for client in IDS:
+            federation.join(client, gives(1), lambda model, config: fl.Report(1, {"round": config["round"]}))
+        reports = [federation.round(4) for _ in range(rounds)]
+    assert all(each.evaluation == ({"round": each.number} if each.evaluation_examples else {}) for each in reports)
+    return [set(each.evaluation_examples) for each in reports]
+
+
+def test_every_third_round_is_evaluated() -> None:
+    assert [len(each) for each in evaluators(7, evaluate={"every": 3})] == [0, 0, 4, 0, 0, 4, 0]
+
+
+def test_a_fraction_of_the_clients_evaluates_and_the_seed_chooses_it() -> None:
+    half: dict[str, Any] = {"evaluate": {"fraction": 0.5}}
+    first = evaluators(6, **half)
+    assert [len(each) for each in first] == [2] * 6
+    assert len({frozenset(each) for each in first}) > 1
+    assert evaluators(6, **half) == first
+    assert evaluators(6, **half, strategy=fl.FedAvg(seed=1)) != first
+    assert [len(each) for each in evaluators(2, evaluate={"fraction": 0.01})] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "named"),
+    [
+        (1, "Server.evaluate: 1; expected True, False, or a mapping"),
+        ({"every": 0}, "Server.evaluate.every: 0; expected a whole number of 1 or more"),
+        ({"fraction": 0}, "Server.evaluate.fraction: 0; expected a number above 0, and 1 at most"),
+        ({"fraction": float("nan")}, "Server.evaluate.fraction: nan"),
+        ({"fractions": 0.5}, "Server.evaluate: 'fractions'; did you mean fraction"),
+        ({7: 0.5}, "Server.evaluate: 7"),
+    ],
+)
+def test_a_wrong_evaluation_is_refused(evaluate: Any, named: str) -> None:
+    with pytest.raises(netq.InvalidOption, match=named):
+        fl.Server(filled(0), evaluate=evaluate)
+
+
 # Late updates
 
 

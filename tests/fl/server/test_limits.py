@@ -23,7 +23,7 @@ def model(megabytes: int, tensors: int = 1) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def test_bounds_without_a_limit() -> None:
-    assert limits(model(10), None) == (70 * MB, 41 * MB, 11 * MB + 1212, 501212, 28)
+    assert limits(model(10), None) == (70 * MB, 41 * MB, 11 * MB + 1212, 501212, 128)
 
 
 def test_bounds_with_a_limit() -> None:
@@ -32,7 +32,7 @@ def test_bounds_with_a_limit() -> None:
 
 
 def test_text_and_buffers_follow_from_the_tensors() -> None:
-    assert limits(model(10, 100), None)[3:] == (500_000 + 4 * 100 * 303, 16 + 12 * 100)
+    assert limits(model(10, 100), None)[3:] == (500_000 + 4 * 100 * 303, 116 + 12 * 100)
     assert limits({str(number): np.zeros(1) for number in range(30_000)}, None)[3:] == (MAX_TEXT, MAX_BUFFERS)
 
 

@@ -201,6 +201,19 @@ def test_one_client_of_a_process_trains_at_a_time() -> None:
 # What goes wrong
 
 
+def test_a_client_without_data_ends_no_simulation() -> None:
+    def empty(model: Any, config: Mapping[str, Any]) -> Update:
+        return Update(model, 0)
+
+    def skips(model: Any, config: Mapping[str, Any]) -> Update:
+        raise fl.Skip("no data")
+
+    result = simulate(zeros(), [adds(1), empty, adds(1), skips], 3, **SETTINGS)
+    assert result.model["w"].tolist() == [3, 3, 3]
+    for report in result.reports:
+        assert {peer.int: why for peer, why in report.skipped.items()} == {1: "it has no examples", 3: "no data"}
+
+
 def test_client_error_ends_the_simulation_with_its_traceback() -> None:
     def fail() -> None:
         raise ValueError("no such digit")

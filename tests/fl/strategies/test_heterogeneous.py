@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -100,10 +101,13 @@ def test_larger_loss_weighs_more_with_larger_q() -> None:
     [
         ({}, "its metrics have no 'loss'"),
         ({"loss": -0.1}, r"metrics\['loss'\] is -0\.1"),
+        ({"loss": math.nan}, r"metrics\['loss'\] is nan"),
+        ({"loss": [1.0, 2.0]}, r"metrics\['loss'\] is an array or a Sum"),
+        ({"loss": math.inf}, r"metrics\['loss'\] is inf"),
         ({"other": 1.0}, "its metrics have no 'loss'"),
     ],
 )
-def test_qfedavg_refuses_updates_without_loss(metrics: dict[str, float], wrong: str) -> None:
+def test_qfedavg_refuses_updates_without_loss(metrics: dict[str, Any], wrong: str) -> None:
     strategy = QFedAvg()
     strategy.begin(model())
     strategy.fold(model(), Update(model(1), 1, {"loss": 0.0}), client=A)  # a loss of 0 is valid
