@@ -19,16 +19,26 @@ log = logging.getLogger("netq.fl")
 
 
 class Link:
-    """The link to a server, measured by the updates of all sessions.
+    """What a client knows of its server from all sessions.
 
-    rate: of the last update, in bytes a second; None: not measured yet.
+    rate:    of the last update, in bytes a second; None: not measured yet.
+    replies: the last job that has had a reply, and how many the server has.
     """
 
     rate: float | None = None
+    replies: tuple[Job, int] | None = None
 
     def measured(self, size: int, seconds: float, round_trip: float | None) -> None:
         """Note that an update was acknowledged `seconds` after it was put. `round_trip`: None if unknown."""
         self.rate = size / max(seconds - (round_trip or 0.0), 0.1 * seconds, 1e-6)
+
+    def replied(self, job: Job, count: int = 1) -> None:
+        """Note that the server has, or with -1 will not have, a reply to a job."""
+        self.replies = job, self.answers(job) + count
+
+    def answers(self, job: Job) -> int:
+        """Return how many replies to a job the server has, or will have."""
+        return self.replies[1] if self.replies is not None and self.replies[0] == job else 0
 
 
 class Conversation:
@@ -39,6 +49,9 @@ class Conversation:
         self._membership = membership
         self._link = link
         self._offered: Finished | None = None  # waits for a permit
+        self._offered_to = ""  # the key of its task
+        self._since = 0.0  # when the present task was returned, by time.monotonic()
+        self._was_late = False  # whether the last reply came after the deadline of its task
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
         self.delivered: Job | None = None  # the last job whose reply the server has
 
@@ -46,7 +59,8 @@ class Conversation:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.
 
         Sends the offered reply when its permit comes. If several tasks wait, returns the newest: the rounds of the
-        others are over, and so is the round of an offered reply.
+        others are over, and so is the round of an offered reply. Does not return a task whose reply is on its way: the
+        server sent it before it had that reply, which will count.
 
         idle: called before each wait; returns after how many seconds it wants to be called again, None: never. What it
               raises is raised here.
@@ -59,6 +73,7 @@ class Conversation:
             except TimeoutError:
                 if task is None:
                     continue
+                self._since = time.monotonic()
                 return task
             except netq.Closed as error:
                 self._membership.session_ended(error)
@@ -70,8 +85,7 @@ class Conversation:
                 continue
             if isinstance(message, Task):
                 self._membership.asked(peer)
-                self._offered = None
-                task = message
+                task = self._to_do(message)
             elif isinstance(message, Permit):
                 self._permitted(message.job)
             elif self._membership.ended(peer):
@@ -92,13 +106,35 @@ class Conversation:
 
         Offers a large reply first, and keeps it until there is a permit.
         """
+        self._warn_if_late(task)
         if isinstance(answer, str):
+            self._link.replied(task.job)
             self._queue.put(failure(task.job, answer))
         elif answer.size > task.unasked:
-            self._offered = answer
+            self._offered, self._offered_to = answer, task.key
             self._queue.put(offer(task.job, answer.size))
         else:
             self._put(answer)
+
+    def _to_do(self, task: Task) -> Task | None:
+        """Return a task that has arrived, None if its reply is on its way already."""
+        if (
+            self._offered is not None and self._offered_to == task.key
+        ):  # an offer to the attempt before may be forgotten
+            self._queue.put(offer(task.job, self._offered.size))
+            return None
+        self._offered = None
+        if self._link.answers(task.job) > task.answered:
+            log.info("%s: the reply to an attempt before this one is on its way", task.title)
+            return None
+        return task
+
+    def _warn_if_late(self, task: Task) -> None:
+        seconds, was_late = time.monotonic() - self._since, self._was_late
+        self._was_late = seconds > task.deadline
+        if self._was_late and not was_late:  # once for many rounds
+            text = "%s: the reply was ready after %.1f s, and the server waits %g s: it may not count; "
+            log.warning(text + "train less at a time, or ask for a longer deadline", task.title, seconds, task.deadline)
 
     def _permitted(self, job: Job) -> None:
         finished, self._offered = self._offered, None
@@ -116,9 +152,12 @@ class Conversation:
                     self._link.measured(size, time.monotonic() - begin, round_trip)
             elif isinstance(error, netq.MessageTooLarge):
                 self._queue.put(failure(job, f"its answer cannot be sent: {error}"))
+            else:
+                self._link.replied(job, -1)
 
         # `check` lives as long as the delivery, and must not keep the large reply.
         job, size, is_update = finished.job, finished.message.nbytes, finished.size > 0
         round_trip = next((figures.round_trip for figures in self._queue.statistics().values()), None)
         begin = time.monotonic()
+        self._link.replied(job)
         self._queue.put(finished.message).add_done_callback(check)

@@ -16,6 +16,7 @@ them for other languages. `build` makes the objects, and their constructors chec
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping
 from copy import copy
@@ -136,6 +137,9 @@ class Task:
                  A packed tensor is always a difference.
     counted:     updates of this client that the server has counted with this model, if the strategy takes several: a
                  client that has such an update stored is asked for another one.
+    answered:    replies of this client to this job that the server had when it sent this task. A client that has sent
+                 more need not do the task again: they will count.
+    deadline:    seconds for which the server waits for the reply.
     roles:       of the tensors that are not trained, by name (fl/tensors/roles.py); of the local ones, too, which the
                  model does not have. Only trained tensors are packed, or sent as differences.
     """
@@ -147,12 +151,16 @@ class Task:
     deltas: bool = False
     compression: Mapping[str, Any] = field(default_factory=dict)
     counted: int = 0
+    answered: int = 0
+    deadline: float = math.inf
     roles: Roles = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_job(self.job)
         _check_number("unasked", self.unasked)
         _check_number("counted", self.counted)
+        _check_number("answered", self.answered)
+        expect(is_number(self.deadline, 0), "deadline", self.deadline, "seconds")
         _check_roles(self.roles)
 
 

@@ -12,7 +12,7 @@ from fl.tensors.json_format import JsonSerializer
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
 from netq.utils.stream import Stream
-from netq.validate import is_whole
+from netq.validate import is_number, is_whole
 
 Purpose = Literal["train", "evaluate"]
 PURPOSES = get_args(Purpose)
@@ -31,6 +31,8 @@ class Task(NamedTuple):
     job: Job
     unasked: int  # bytes that the reply may have without an Offer and a Permit
     counted: int  # updates of this client that the server has counted with this model
+    answered: int  # replies of this client to this job that the server had when it sent the task
+    deadline: float  # seconds for which the server waits
     stream: Stream
 
     @property
@@ -82,8 +84,16 @@ def leave(reason: str) -> dict[str, Any]:
 def _load(stream: Stream) -> Task | Permit | End:
     values = _PLAIN.load(stream)
     match values:
-        case {"type": "Task", "job": job, "unasked": unasked, "counted": counted}:
-            return Task(_job(job), _number("unasked", unasked), _number("counted", counted), stream)
+        case {
+            "type": "Task",
+            "job": job,
+            "unasked": unasked,
+            "counted": counted,
+            "answered": answered,
+            "deadline": limit,
+        }:
+            numbers = _number("unasked", unasked), _number("counted", counted), _number("answered", answered)
+            return Task(_job(job), *numbers, _seconds("deadline", limit), stream)
         case {"type": "Permit", "job": job}:
             return Permit(_job(job))
         case {"type": "End", "round": number}:
@@ -102,6 +112,12 @@ def _number(name: str, value: Any) -> int:
     if not is_whole(value, 0, _MAX_NUMBER):
         raise Unreadable(f"a message is not valid: {name}: expected a whole number below 2**63")
     return int(value)
+
+
+def _seconds(name: str, value: Any) -> float:
+    if not is_number(value, 0):
+        raise Unreadable(f"a message is not valid: {name}: expected seconds")
+    return float(value)
 
 
 def _dump(message: Any) -> Stream:

@@ -2104,10 +2104,10 @@ static void reply_update(struct trainer *t, const struct network *network, uint6
 static bool do_task(struct trainer *t, struct document *d, const struct value *message)
 {
     static const char *const keys[] = {"type",   "job",         "model",   "config", "unasked",
-                                       "deltas", "compression", "counted", "roles"};
+                                       "deltas", "compression", "counted", "roles",  "answered", "deadline"};
     struct network network;
     uint64_t unasked, seed = 0, round;
-    if (!check_keys(d, message, 5, 9, keys) || !read_job(d, member(d, message, "job"), &t->job))
+    if (!check_keys(d, message, 5, 11, keys) || !read_job(d, member(d, message, "job"), &t->job))
         return false;
     if (!as_whole(member(d, message, "unasked"), &unasked))
         return mistake(d, "a Task: expected a number of bytes as unasked");

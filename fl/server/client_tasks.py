@@ -110,6 +110,7 @@ class ClientTasks:
         self._warned_stale: set[uuid.UUID] = set()  # clients already warned about since the last `ask`
         self._owed: dict[uuid.UUID, deque[_Owed]] = {}  # tasks without a reply, the oldest first
         self._seconds: dict[uuid.UUID, float] = {}  # how long the last reply of each client took
+        self._replies: dict[uuid.UUID, tuple[Job, int]] = {}  # the last job that each has replied to, and how often
         self._begun: deque[uuid.UUID] = deque()  # clients whose session has begun since `new_sessions`
         self.renewed: deque[uuid.UUID] = deque()  # those whose session has begun since the server cleared this
         self.visitors: set[uuid.UUID] = set()  # clients that only look: they get no task
@@ -138,7 +139,7 @@ class ClientTasks:
     def new_sessions(self) -> set[uuid.UUID]:
         """Return the clients whose session has begun since the last call, and forget clients that have gone."""
         known = self.queue.statistics()
-        for by_peer in (self._owed, self._seconds, self._offers):
+        for by_peer in (self._owed, self._seconds, self._replies, self._offers):
             for peer in by_peer.keys() - known.keys():
                 del by_peer[peer]
         self._permitted &= known.keys()
@@ -166,13 +167,17 @@ class ClientTasks:
             self.forget(peer)
         self._admission.patience = max(_CHECK, min(self._grace, limit / _PATIENCE))
         unasked = self._admission.share(len(self._asked) + len(clients))
-        tasks = {peer: Key(peer, task.job) for peer in clients}
+        tasks: dict[int, dict[uuid.UUID, Key]] = {}  # by the replies that a client has sent to this job
+        for peer in clients:
+            tasks.setdefault(self._replied(peer, task.job), {})[peer] = Key(peer, task.job)
         asked, now = {}, time.monotonic()
         for peer in clients:  # before the tasks are sent: a user's callback, or Ctrl-C, may interrupt what follows
             is_first = peer not in self._owed and peer not in self._seconds
             asked[peer] = _Asked(task.job, now + limit, is_first)
             self._owed.setdefault(peer, deque(maxlen=_OWED)).append(_Owed(task.job, now, unasked))
-        self._dispatcher.ask(replace(task, unasked=unasked), tasks, limit, keep_late=keep_late)
+        for answered, keys in tasks.items():
+            each = replace(task, unasked=unasked, answered=answered, deadline=limit)
+            self._dispatcher.ask(each, keys, limit, keep_late=keep_late)
         self._asked.update(asked)
         for peer in clients:
             self._callbacks.client_is(peer, ClientState.TRAINING)
@@ -410,6 +415,7 @@ class ClientTasks:
 
     def _receive_reply(self, peer: uuid.UUID, job: Job, content: Content | str) -> bool:
         """Handle a reply. Return whether the client owes it."""
+        self._replies[peer] = job, self._replied(peer, job) + 1
         asked, allowed = self._asked.get(peer), self._allowed(peer, job)
         self._settle(peer, job)
         size = content.nbytes if isinstance(content, Update) else 0
@@ -433,6 +439,11 @@ class ClientTasks:
     def _allowed(self, peer: uuid.UUID, job: Job) -> int | None:
         """Return how many bytes a client may send for a job, None if it owes no reply to it."""
         return max((each.allowed for each in self._owed.get(peer, ()) if each.job == job), default=None)
+
+    def _replied(self, peer: uuid.UUID, job: Job) -> int:
+        """Return how many replies a client has sent to a job, if that is the last one that it has replied to."""
+        last, count = self._replies.get(peer, (job, 0))
+        return count if last == job else 0
 
     def _settle(self, peer: uuid.UUID, job: Job) -> None:
         """Note that a client has answered a job."""

@@ -63,6 +63,7 @@ class UpdateCollector:
         self._callbacks = callbacks
         self._standings: dict[Purpose, Standing] = {each: Standing(suspend_after, deadline, each) for each in PURPOSES}
         self._last_round = 0
+        self._recommended = deadline  # seconds; the longest deadline of which the log has said that it would be enough
         self._logged_errors: set[type[Exception]] = set()  # errors of the strategy with a traceback in this round's log
 
     def train(self, task: Task, clients: Collection[uuid.UUID]) -> tuple[RoundState, int]:
@@ -233,6 +234,7 @@ class UpdateCollector:
         if isinstance(content, ClientFailure):
             self._fail(task, state, key.peer, content)
             return
+        self._recommend(key.peer)
         state.count(key.peer, content, staleness)
         self._standings[key.job.purpose].answered(key.peer, self._tasks.seconds(key.peer))
         self._callbacks.client_is(key.peer, ClientState.DONE, size)
@@ -243,6 +245,7 @@ class UpdateCollector:
         standing = self._standings[task.job.purpose]
         if failure.why is FailureKind.STALE:
             standing.answered_late(peer, self._tasks.seconds(peer))
+            self._recommend(peer)
         if not state.fail(peer, failure):
             return
         if failure.why is not FailureKind.STALE:  # which the log has
@@ -253,6 +256,14 @@ class UpdateCollector:
             return
         if standing.missed(peer):
             self._callbacks.client_is(peer, ClientState.SUSPENDED)
+
+    def _recommend(self, peer: uuid.UUID) -> None:
+        """Log the deadline that would be enough for a client whose answer came too late."""
+        seconds = self._tasks.seconds(peer)
+        if self._recommended < seconds < math.inf:
+            self._recommended = 2.0 * math.ceil(seconds)
+            text = "%s: its answer took %.1f s, and the deadline is %g s; rounds would wait for it with one of %g s"
+            log.warning(text, peer, seconds, self.deadline, self._recommended)
 
     def _update_standings(self) -> None:
         """Forget clients that have gone, and give suspended ones with a new session a task."""

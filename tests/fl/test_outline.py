@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any
@@ -24,10 +25,10 @@ def arrived(stream: Stream) -> Any:
 
 
 def test_task_keeps_its_bytes() -> None:
-    sent = MESSAGES.dump(messages.Task(JOB, MODEL, {"rate": 0.1}, unasked=100))
+    sent = MESSAGES.dump(messages.Task(JOB, MODEL, {"rate": 0.1}, unasked=100, answered=2))
     task = arrived(sent)
     assert isinstance(task, Task)
-    assert (task.job, task.unasked) == ((7, 3, "train"), 100)
+    assert (task.job, task.unasked, task.answered, task.deadline) == ((7, 3, "train"), 100, 2, math.inf)
     again = MESSAGES.load(task.stream)
     np.testing.assert_array_equal(again.model["w"], MODEL["w"])
     assert again.config == {"rate": 0.1}
@@ -49,7 +50,16 @@ def test_what_is_put_is_a_message_of_fl() -> None:
     assert at_the_server(MESSAGES.dump(reply)) == reply
 
 
-TASK = {"type": "Task", "job": [7, 3, "train"], "model": {}, "config": {}, "unasked": 1, "counted": 0}
+TASK = {
+    "type": "Task",
+    "job": [7, 3, "train"],
+    "model": {},
+    "config": {},
+    "unasked": 1,
+    "counted": 0,
+    "answered": 0,
+    "deadline": 9.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +69,9 @@ TASK = {"type": "Task", "job": [7, 3, "train"], "model": {}, "config": {}, "unas
         [],
         {"type": "Task"},
         {**TASK, "counted": -1},
+        {**TASK, "answered": -1},
+        {**TASK, "deadline": -1.0},
+        {**TASK, "deadline": "soon"},
         {name: value for name, value in TASK.items() if name != "unasked"},
         {**TASK, "unasked": -1},
         {**TASK, "unasked": 2**63},

@@ -1,0 +1,67 @@
+"""A client that is slower than the deadline: it trains once for each round, and both sides say so."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import fl
+from tests.fl.federation import SHORT, SOON, A, Federation, filled
+
+
+class Asked(fl.Callback):
+    """Is set when a client has been asked for the second time, and then for the fourth, …"""
+
+    def __init__(self) -> None:
+        self.again = threading.Event()
+        self._count = 0
+
+    def client_is(self, client: uuid.UUID, state: fl.ClientState, size: int) -> None:
+        if state is fl.ClientState.TRAINING:
+            self._count += 1
+            if self._count % 2 == 0:
+                self.again.set()
+
+
+def test_a_late_update_that_counts_is_not_trained_again(caplog: pytest.LogCaptureFixture) -> None:
+    asked, trainings = Asked(), list[int]()
+
+    def train(model: Any, config: Mapping[str, Any]) -> fl.Update:
+        trainings.append(config["round"])
+        assert asked.again.wait(SOON)
+        asked.again.clear()
+        return fl.Update(filled(len(trainings)), 1)
+
+    settings: Any = {"min_clients": 1, "suspend_after": 100, "callbacks": [asked]}
+    with caplog.at_level(logging.WARNING), Federation(deadline=SHORT, **settings) as federation:
+        federation.join(A, train)
+        for number in (1, 2, 3):
+            federation.server._collector.deadline = SHORT
+            assert not federation.round(1).clients
+            federation.server._collector.deadline = 3 * SOON  # the attempt in which the late update counts
+            assert federation.round(1).clients == (A,)
+            assert trainings == [*range(1, number + 1)]
+    said = [line.getMessage() for line in caplog.records]
+    assert sum("the reply was ready after" in line and "the server waits 0.4 s" in line for line in said) == 1
+
+
+def test_the_log_recommends_a_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    asked = Asked()
+
+    def train(model: Any, config: Mapping[str, Any]) -> fl.Update:
+        asked.again.wait(SOON)
+        return fl.Update(filled(1), 1)
+
+    with caplog.at_level(logging.WARNING), Federation(min_clients=1, deadline=SHORT, callbacks=[asked]) as federation:
+        federation.join(A, train)
+        assert not federation.round(1).clients
+        federation.server._collector.deadline = 3 * SOON
+        assert federation.round(1).clients == (A,)
+    (line,) = [each.getMessage() for each in caplog.records if "its answer took" in each.getMessage()]
+    assert line.startswith(f"{A}: its answer took ")
+    assert "; rounds would wait for it with one of " in line
