@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from fl.callbacks.base import Callback
 from fl.report import MEASURED, RoundReport
-from fl.tensors import npz
+from fl.tensors import files
 from fl.tensors.spec import Model
 from netq.utils.files import read_regular, replacing
 from netq.validate import expect, flag, is_number, whole
@@ -81,9 +81,9 @@ class _Watched:
 
 
 class SaveBest(Callback):
-    """Writes the model of the best round so far to an .npz file, and its round and value to a .json file next to it.
+    """Writes the model of the best round so far to a file, and its round and value to a .json file next to it.
 
-    path:   of the .npz file. `np.load` reads it.
+    path:   of the file, .npz (`np.load` reads it) or .safetensors. A server refuses a model that it cannot hold.
     metric: name of a metric of the evaluation, or of training; with fl.Measured, "server_accuracy" and the like.
     lowest: whether the lowest value is the best.
     of:     "mean": the mean by number of examples; "median": the median of the clients, which fewer than half of them
@@ -95,9 +95,14 @@ class SaveBest(Callback):
 
     def __init__(self, path: str | os.PathLike[str], metric: str, *, lowest: bool = False, of: Of = None) -> None:
         self._path = Path(path)
+        files.check_name(self._path, "SaveBest.path")
         self._record = self._path.with_suffix(".json")
         self._watched = _Watched("SaveBest", metric, lowest, of)
         self._watched.best = self._kept()
+
+    def check(self, model: Model) -> None:
+        """Raise InvalidOption if the file cannot hold the model."""
+        files.check(self._path, model, "SaveBest.path")
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Save the model if it is the best."""
@@ -113,7 +118,7 @@ class SaveBest(Callback):
             raise
 
     def _save(self, number: int, model: Model) -> None:
-        npz.save(self._path, model)
+        files.save(self._path, model)
         record = {"round": number, "metric": self._watched.metric, "value": self._watched.best}
         with replacing(self._record, 0o666) as file:
             file.write(json.dumps(record).encode() + b"\n")
