@@ -15,13 +15,13 @@ from fl.compression.compressor import Compression, as_compression
 from fl.messages import Report, Update
 from fl.outline import OUTLINES, Finished
 from fl.tensors.checks import unserializable
-from fl.tensors.serialization import serialization
+from fl.tensors.serialization import own_file
 from fl.trainer import Trainer
 from netq.cli.toml_file import function
 from netq.errors import InvalidOption
 from netq.utils.stream import Stream
 
-_STATE = serialization()
+_STATE = own_file()
 
 
 class TrainingTasks:

@@ -1,4 +1,4 @@
-"""fl serve | simulate | plot | flower: an aggregator as a service, without devices, its rounds as a plot, Flower apps.
+"""fl serve | simulate | export | plot | flower: an aggregator as a service, without devices, its model, its rounds.
 
 Owns the process: arguments, environment, log lines on stderr, signals, and the exit status. fl.config.server,
 fl.server, fl.simulation, fl.callbacks.plots and fl.flower do the work. Needs typer. `python -m fl` is the same.
@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TextIO
@@ -41,7 +41,9 @@ from fl.callbacks.progress import Progress
 from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
 from fl.config.server import Config, load_connection
-from fl.tensors import npz
+from fl.errors import CheckpointError
+from fl.server.checkpoint import load
+from fl.tensors import files
 from fl.tensors.spec import Model
 from netq.cli.terminal import Formatter, outlive_readers, sentence
 from netq.cli.toml_file import function, in_file_terms, named_object
@@ -88,7 +90,7 @@ def _describe(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit.")
     ] = False,
 ) -> None:
-    """Federated learning: run an aggregator, simulate its clients, plot its rounds."""
+    """Federated learning: run an aggregator, simulate its clients, export its model, plot its rounds."""
 
 
 @app.command(epilog="Example: fl serve aggregator.toml")
@@ -218,6 +220,24 @@ def simulate_flower(
         log.info("the run is done")
 
 
+@app.command(epilog="Example: fl export federation.ckpt model.safetensors")
+def export(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="what a server has written")],
+    out: Annotated[Path, typer.Argument(metavar="MODEL", help="the file to write: .npz or .safetensors")],
+    verbose: _Verbose = False,
+) -> None:
+    """Write the model of a checkpoint to a file. The server may be running."""
+    _log_to_stderr(logging.DEBUG if verbose else logging.WARNING)
+    with _statuses():
+        files.check_name(out, "MODEL")
+        if not out.parent.is_dir():
+            raise InvalidOption(f"MODEL: {str(out)!r}; there is no folder {str(out.parent)!r}: make it")
+        number, model = _checkpointed(checkpoint)
+        files.check(out, model, "MODEL")
+        files.save(out, model)
+        print(f"{out}: the model of round {number}, {len(model)} tensors")
+
+
 @app.command(epilog="Example: fl plot rounds.jsonl --metric accuracy --out rounds.png")
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="ROUNDS.jsonl...", help="what [callbacks] json has written")],
@@ -241,19 +261,20 @@ def plot(
 
 
 def _serve(config: Config) -> None:
+    if config.save is None and config.checkpoint is None:
+        text = "%s: the last model will be dropped; to keep it set model.save, as in %s, or server.checkpoint"
+        log.warning(text, config.path, 'save = "model.npz"')
     with ExitStack() as stack:
         callbacks = list(_callbacks(config, stack))
         measured = [] if config.measure is None else [Measured(config.measure, callbacks)]
         server = stack.enter_context(config.server(measured or callbacks))
-        if config.save is not None:
-            _check(config, server.model)
         log.info("listening at %s:%d; %d of %d rounds are done", *server.netloc, server.number, config.rounds)
         was_over = server.is_over and bool(config.stop_early)  # without `stop_early` the rounds go on
         left = 0 if was_over else config.rounds - server.number
         for _ in server.rounds(left):
             pass  # the callbacks report it
         if config.save is not None:
-            npz.save(config.save, server.model)
+            files.save(config.save, server.model)
         log.info("all rounds are done" if server.number >= config.rounds else "no further rounds are needed")
         if left <= 0:  # a server before this one has done them; some of its clients may not know
             log.info("for %g s, clients that connect are told that the federation is over", config.linger)
@@ -262,8 +283,10 @@ def _serve(config: Config) -> None:
 
 def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
     options = config.callbacks
+    if config.save is not None:
+        yield _Save(config.save)
     if options.json is not None:
-        # First: what is said of a round is then in the file.
+        # Before those that log: what is said of a round is then in the file.
         yield JsonLines(options.json, client_metrics=options.client_metrics)
     yield stack.enter_context(Progress()) if options.progress else _Logged()
     if options.tensorboard is not None:
@@ -305,7 +328,7 @@ def _simulate(config: Config, clients: list[Callable[..., Any]], **options: Any)
         except InvalidOption as error:
             raise InvalidOption(f"{config.path}: {in_file_terms(error)}") from error
         if config.save is not None:
-            npz.save(config.save, result.model)
+            files.save(config.save, result.model)
         log.info("all rounds are done")
 
 
@@ -354,11 +377,28 @@ class _Logged(fl.Callback):
         log.info("%s", report)
 
 
-def _check(config: Config, model: Model) -> None:
+class _Save(fl.Callback):
+    """Refuses a model that the file of `save` cannot hold, before it is trained."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def check(self, model: Model) -> None:
+        files.check(self._path, model, "model.save")
+
+
+def _checkpointed(path: Path) -> tuple[int, Model]:
+    """Return the round and the model of a checkpoint. Raises InvalidOption."""
+    with suppress(ImportError):
+        import torch  # noqa: F401  # else its tensors are loaded as arrays, which have no bfloat16
     try:
-        npz.check(model)
-    except ValueError as error:
-        raise InvalidOption(f"{config.path}: model.save: {error}, or leave it out") from None
+        state = load(path)
+    except CheckpointError as error:
+        raise InvalidOption(str(error)) from error
+    match state:
+        case {"number": int(number), "model": dict(model)} if model:
+            return number, model
+    raise InvalidOption(f"{path}: has no model; expected a checkpoint of an fl.Server")
 
 
 @contextmanager

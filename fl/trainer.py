@@ -203,7 +203,7 @@ class _Packing:
         """Return the update of a model that was trained for `seconds`. Raises InvalidUpdate."""
         compression = self._compression(task)
         if isinstance(compression, str):
-            compression = choose(nbytes(start), seconds, rate)
+            compression = choose(nbytes(start), sum(spec.size for spec in specs_of(start).values()), seconds, rate)
             log.info("round %d: %s", task.job.round, _why(compression, rate))
         elif compression == Compression():
             return difference(model, start)

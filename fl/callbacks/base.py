@@ -1,7 +1,7 @@
 """The callbacks of a server, and the calls that it makes to them.
 
-Made by users; called by the server's thread, which waits for each of them. A callback that raises is logged, and
-changes nothing in the round.
+Made by users; called by the server's thread, which waits for each of them. A callback that raises in a round is logged,
+and changes nothing in it. `check` is called before the first round, and its error is the server's.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ class Callback:
 
     stop = False
 
+    def check(self, model: Model) -> None:
+        """Raise InvalidOption if this callback cannot work with such models. Called before a server listens."""
+
     def federation_begins(self, details: Mapping[str, Any]) -> None:
         """The server runs its first round. `details`: what is needed to repeat the run, as plain values."""
 
@@ -61,6 +64,11 @@ class Callbacks:
     def stop(self) -> bool:
         """Whether one of them wants no further round."""
         return any(callback.stop for callback in self._callbacks)
+
+    def check(self, model: Model) -> None:
+        """Call `check` of each. Raises what they raise."""
+        for callback in self._callbacks:
+            callback.check(model)
 
     def federation_begins(self, details: Mapping[str, Any]) -> None:
         """Call `federation_begins` of each."""

@@ -20,7 +20,7 @@ import numpy as np
 from fl.callbacks.base import Callback
 from fl.metrics import Sum
 from fl.report import MEASURED, RoundReport
-from fl.tensors import npz
+from fl.tensors import files
 from fl.tensors.spec import Model
 from netq.utils.files import read_regular, replacing
 from netq.validate import expect, is_number, whole
@@ -150,9 +150,9 @@ def is_low(metric: str) -> bool | None:
 
 
 class SaveBest(Callback):
-    """Writes the model of the best round so far to an .npz file, and its round and value to a .json file next to it.
+    """Writes the model of the best round so far to a file, and its round and value to a .json file next to it.
 
-    path:   of the .npz file. `np.load` reads it.
+    path:   of the file, .npz (`np.load` reads it) or .safetensors. A server refuses a model that it cannot hold.
     metric: name of a metric; with fl.Measured, "server_accuracy" and the like.
     source: "evaluation" or "training": whose metric, for the whole federation. None: the evaluation if the server
             evaluates or fl.Measured has the name, else training. The log says which. Rounds without it have no value.
@@ -175,6 +175,7 @@ class SaveBest(Callback):
         source: Source | None = None,
     ) -> None:
         self._path = Path(path)
+        files.check_name(self._path, "SaveBest.path")
         self._record = self._path.with_suffix(".json")
         self._watched = _Watched("SaveBest", metric, lowest, of, source)
 
@@ -182,6 +183,10 @@ class SaveBest(Callback):
         """Choose the source of the metric, and go on with the value of a server before this one."""
         self._watched.begin(details)
         self._watched.best = self._kept()
+
+    def check(self, model: Model) -> None:
+        """Raise InvalidOption if the file cannot hold the model."""
+        files.check(self._path, model, "SaveBest.path")
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Save the model if it is the best."""
@@ -197,7 +202,7 @@ class SaveBest(Callback):
             raise
 
     def _save(self, number: int, model: Model) -> None:
-        npz.save(self._path, model)
+        files.save(self._path, model)
         watched = self._watched
         record = {"round": number, "metric": watched.metric, "source": watched.source, "value": watched.best}
         with replacing(self._record, 0o666) as file:

@@ -113,6 +113,10 @@ class Measured(Callback):
         """Whether one of the callbacks wants no further round."""
         return self._callbacks.stop
 
+    def check(self, model: Model) -> None:
+        """Pass it on."""
+        self._callbacks.check(model)
+
     def federation_begins(self, details: Mapping[str, Any]) -> None:
         """Pass it on."""
         self._callbacks.federation_begins(details)

@@ -14,24 +14,25 @@ from fl.compression.compressor import Compression
 
 class _Choice(NamedTuple):
     compression: Compression
-    size: float  # bytes of a packed change, for each byte of a float32 change
+    size: float | None  # bytes of an element that is sent; None: as many as it has
     patience: float  # how long the sending may take, in times of the training
 
 
 AUTO = "auto"
-_INT8 = _Choice(Compression("int8"), 0.252, 4.0)
-_CHOICES = (_Choice(Compression(), 1.0, 1.0), _Choice(Compression("float16"), 0.502, 1.0), _INT8)
+_INT8 = _Choice(Compression("int8"), 1.008, 4.0)
+_CHOICES = (_Choice(Compression(), None, 1.0), _Choice(Compression("float16"), 2.008, 1.0), _INT8)
 _SMALLEST = Compression("int8", top_k=0.1)
 
 
-def choose(size: int, seconds: float, rate: float | None) -> Compression:
-    """Return how to pack an update of `size` bytes after a training of `seconds`.
+def choose(size: int, elements: int, seconds: float, rate: float | None) -> Compression:
+    """Return how to pack an update of so many bytes and elements after a training of `seconds`.
 
     rate: of the link, in bytes a second; None: not measured yet, which chooses int8.
     """
     if rate is None:
         return _INT8.compression
     for choice in _CHOICES:
-        if size * choice.size <= choice.patience * seconds * rate:
+        sent = size if choice.size is None else elements * choice.size
+        if sent <= choice.patience * seconds * rate:
             return choice.compression
     return _SMALLEST

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fl.compression import quantize, sparse
 from fl.compression.packed import Packed, zstandard
 from fl.errors import InvalidUpdate
-from fl.tensors.blocks import BLOCK, Source, sources
+from fl.tensors.blocks import Source, pairs_of_blocks, sources
 from fl.tensors.dtypes import DELTA_DTYPES
 from fl.tensors.spec import Model, specs_of
 from netq.errors import InvalidOption
@@ -126,7 +126,7 @@ class Compressor:
     def pack(self, model: Model, start: Model) -> dict[str, Any]:
         """Return the packed update of a model that training has changed from `start`. Changes neither of them.
 
-        Tensors of float16, float32 and float64 become Packed changes; others are returned unchanged. Raises
+        Tensors of float16, bfloat16, float32 and float64 become Packed changes; others are returned unchanged. Raises
         InvalidUpdate, with the residual unchanged, if names, shapes or dtypes differ from those of `start`, or if a
         change is NaN, infinite, or above 2**126 (float32 and float64 that are sent in full have no such limit).
         """
@@ -215,15 +215,10 @@ def _pairs(model: Model, start: Model) -> Iterator[tuple[str, Source, Source]]:
 
 def _changes(new: Source, old: Source) -> Iterator[tuple[slice, NDArray[Any]]]:
     """Yield slices of the flat tensor in C order, and the changes of their elements, as float32 or float64."""
-    if new.spec.size == 0:
-        return
-    wide = np.result_type(new.bits.dtype, np.float32)
-    flags: Any = ["external_loop", "buffered"]
-    blocks: Any = np.nditer([new.bits, old.bits], flags, order="C", buffersize=BLOCK, op_dtypes=[wide, wide])
-    at = 0
-    for one, other in blocks:
+    at, wide = 0, np.float64 if new.spec.dtype == "float64" else np.float32
+    for one, other in pairs_of_blocks(new, old):
         with np.errstate(over="ignore", invalid="ignore"):
-            change = one - other
+            change = np.subtract(one, other, dtype=wide)
         yield slice(at, at + one.size), change
         at += one.size
 

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from fl.compression import quantize, sparse
 from fl.errors import InvalidUpdate
-from fl.tensors.blocks import sources
+from fl.tensors.blocks import of_bits, sources
 from fl.tensors.checks import expect
-from fl.tensors.dtypes import DELTA_DTYPES, MAX_DIMS
+from fl.tensors.dtypes import DELTA_DTYPES, MAX_DIMS, TORCH_ONLY
 from fl.tensors.spec import Model, specs_of
 from netq.validate import is_whole
 
@@ -72,16 +72,21 @@ class Packed:
         return self.data.nbytes
 
     def unpack(self, start: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the change, or `start` plus the change, in new memory.
+        """Return the change, or `start` plus the change, in new memory. A bfloat16 is returned and given as its bits.
 
         Allocates the memory that dtype and shape claim: compare them with the expected ones first. A sum that overflows
         the dtype is infinite. Raises InvalidUpdate.
         """
-        result = np.zeros(self.shape, self.dtype) if start is None else np.array(start, self.dtype, order="C")
+        dtype = np.uint16 if self.dtype == "bfloat16" else np.dtype(self.dtype)
+        result = np.zeros(self.shape, dtype) if start is None else np.array(start, dtype, order="C")
         flat = result.reshape(-1)
         for where, values in self.blocks():
             with np.errstate(over="ignore"):
-                flat[where] += values
+                if dtype == np.uint16:
+                    total = quantize.from_bfloat16(flat[where]) + values
+                    flat[where] = quantize.to_bfloat16(total.astype(np.float32, copy=False))
+                else:
+                    flat[where] += values
         return result
 
     def blocks(self) -> Iterator[tuple[slice | NDArray[Any], NDArray[Any]]]:
@@ -119,8 +124,9 @@ class Packed:
 
 
 class Unpacked(Mapping[str, Any]):
-    """The model of an update: a packed tensor is `start` plus its change, as a numpy array; others are unchanged.
+    """The model of an update: a packed tensor is `start` plus its change; others are unchanged.
 
+    The sum is a numpy array, or a tensor of torch on the CPU if it is bfloat16.
     A tensor is decoded at each access, and not kept.
 
     start:  the model that the client was sent; with `deltas`, any model of the same dtypes and shapes.
@@ -146,7 +152,8 @@ class Unpacked(Mapping[str, Any]):
         if not isinstance(packed, Packed):
             return packed
         try:
-            return packed.unpack(None if self._deltas else _array(name, self._start[name]))
+            unpacked = packed.unpack(None if self._deltas else _array(name, self._start[name]))
+            return of_bits(unpacked, packed.dtype) if packed.dtype in TORCH_ONLY else unpacked
         except InvalidUpdate as error:
             raise InvalidUpdate(f"{name!r}: {error}") from error
 

@@ -133,15 +133,18 @@ def _rounded(block: NDArray[np.float32], random: np.random.BitGenerator) -> NDAr
     return np.floor(block, out=block)
 
 
-def _to_bfloat16(block: NDArray[np.float32]) -> NDArray[Any]:
+def to_bfloat16(block: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the bits of finite values as bfloat16, rounded to nearest. Beyond its range they are infinite."""
     bits = block.view(np.uint32)
     # Round the lower 16 bits into the upper 16: adding 0x7FFF carries if the lower bits exceed 0x8000. The lowest of
     # the upper bits is added too, so that a tie (0x8000) carries only if this bit is 1.
     nearest = bits + (bits >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)  # ties to even
-    return (nearest >> np.uint32(16)).astype("<u2")
+    rounded: NDArray[np.uint16] = (nearest >> np.uint32(16)).astype("<u2")
+    return rounded
 
 
-def _from_bfloat16(code: NDArray[np.uint8]) -> NDArray[np.float32]:
+def from_bfloat16(code: NDArray[np.uint8] | NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Return the values of bfloat16 from their bits."""
     return (code.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
@@ -165,7 +168,7 @@ _ENCODE: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "float64": lambda block: block.astype("<f8"),
     "float32": lambda block: block.astype("<f4"),
     "float16": lambda block: block.astype("<f2"),
-    "bfloat16": _to_bfloat16,
+    "bfloat16": to_bfloat16,
     "int8": lambda block: block.astype(np.int8),
     "int4": _to_int4,
 }
@@ -173,7 +176,7 @@ _DECODE: dict[str, Callable[[NDArray[np.uint8]], NDArray[Any]]] = {
     "float64": lambda code: code.view("<f8"),
     "float32": lambda code: code.view("<f4"),
     "float16": lambda code: code.view("<f2").astype(np.float32),
-    "bfloat16": _from_bfloat16,
+    "bfloat16": from_bfloat16,
     "int8": lambda code: code.view(np.int8).astype(np.float32),
     "int4": _from_int4,
 }

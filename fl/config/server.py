@@ -12,7 +12,7 @@ docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of
               evaluate, memory_limit, checkpoint
 [model]       initial            "module:function" that returns the first model. Required
               measure            "module:function" that is called with each new model and returns metrics by name
-              save               path of the last model, an .npz file
+              save               path of the last model, an .npz or .safetensors file
               save_best          a metric, or options of fl.SaveBest, as in { metric = "…", of = "median" }: the model
                                  of its best round is in the file of `save` with "-best" in its name
 [roles]       "name or pattern"  a role of fl/tensors/roles.py, as in "head.*" = "local"
@@ -43,6 +43,7 @@ from fl.config import strategy
 from fl.errors import InvalidUpdate
 from fl.server.checkpoint import is_there
 from fl.server.validation import checked_evaluation
+from fl.tensors.files import check_name
 from fl.tensors.roles import ROLES, assign, check_values
 from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption, SecurityError
@@ -144,7 +145,7 @@ class Config:
             settings=_settings(file),
             checkpoint=file.output("server", "checkpoint", suffix=".previous"),
             measure=_called_with(file, "measure", "model") if "measure" in file.table("model") else None,
-            save=(save := file.output("model", "save", suffix=".new")),
+            save=(save := _save(file)),
             save_best=_save_best(file, save),
             stop_early=_stop_early(file),
             strategy=strategy.strategy(file),
@@ -251,6 +252,16 @@ def _called_with(file: File, key: str, *arguments: str) -> Callable[..., Any]:
     return function
 
 
+def _save(file: File) -> Path | None:
+    path = file.output("model", "save", suffix=".new")
+    if path is not None:
+        try:
+            check_name(path, "model.save")
+        except InvalidOption as error:
+            raise file.wrong(str(error)) from None
+    return path
+
+
 def _save_best(file: File, save: Path | None) -> dict[str, Any]:
     """Return the arguments of fl.SaveBest, after a trial; empty without the key."""
     value = file.table("model").get("save_best")
@@ -262,7 +273,7 @@ def _save_best(file: File, save: Path | None) -> dict[str, Any]:
     expected = 'a metric, as in "server_accuracy", or { metric = "server_distance", lowest = true }'
     right = isinstance(options, dict) and "metric" in options and set(options) <= {"metric", "lowest", "of", "source"}
     file.check("model.save_best", value, right, expected)
-    arguments = {"path": save.with_name(f"{save.stem}-best{save.suffix or '.npz'}"), **options}
+    arguments = {"path": save.with_name(f"{save.stem}-best{save.suffix}"), **options}
     _try("model.save_best", file, SaveBest, arguments)
     return arguments
 

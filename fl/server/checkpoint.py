@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from fl.errors import CheckpointError
 from fl.tensors.checks import unserializable
-from fl.tensors.serialization import serialization
+from fl.tensors.serialization import own_file
 from netq.buffers import Buffer
 from netq.errors import Unreadable
 from netq.protocol.memory import Memory
@@ -36,7 +36,7 @@ log = logging.getLogger("netq.fl")
 _HEAD = struct.Struct("<8sQ")
 _MAGIC = b"NETQFL01"
 _DIGEST = 32  # bytes
-_PLAIN = serialization()
+_PLAIN = own_file()
 _OPEN: set[Path] = set()  # files that this process writes; a POSIX lock excludes other processes only
 
 

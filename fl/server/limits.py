@@ -6,13 +6,14 @@ link of a client that announces a larger message, and gives no window for more u
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import netq
 from fl.metrics import MAX_ARRAYS
-from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
+from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT, MAX_VALUES
 from fl.tensors.spec import nbytes
 from netq.protocol.flow_control import CREDIT
 from netq.validate import expect, is_whole
@@ -22,9 +23,9 @@ _MODELS = 4  # in an update
 _EXTRA = 10**6  # bytes that an update may have on top of them
 _SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interpreter takes 40 of the promised 100 MB
 _TEXT = 500_000  # bytes of text besides the tensors; 1,000 metrics, with names of 100 ASCII characters, have 125,000
-_TEXT_OF_TENSOR = 300  # bytes of text for each tensor, besides its name
+_OF_TENSOR = 200  # bytes for each, besides its name, shape and elements: 110 of text if packed, 72 around its buffer
+_VALUES_OF_TENSOR = 17  # of JSON, besides its shape; a packed one
 _BUFFERS = 16 + MAX_ARRAYS  # besides those of tensors; metrics may be arrays
-_BUFFERS_OF_TENSOR = 3  # a packed one
 
 
 class Limits(NamedTuple):
@@ -56,10 +57,9 @@ def limits(model: Mapping[str, Any], memory_limit: int | None) -> Limits:
 
     Raises InvalidOption.
     """
-    size, count = nbytes(model), _MODELS * len(model)
-    names = sum(len(name.encode("utf-8", "replace")) for name in model)
-    text = min(MAX_TEXT, _TEXT + _MODELS * names + _TEXT_OF_TENSOR * count)
-    buffers = min(MAX_BUFFERS, _BUFFERS + _BUFFERS_OF_TENSOR * count)
+    size, of_model = nbytes(model), _text(model)
+    text = min(MAX_TEXT, _TEXT + _MODELS * of_model)
+    buffers = min(MAX_BUFFERS, _BUFFERS + _MODELS * len(model))
     update, task = _MODELS * size + _EXTRA, size + text + _TEXT
     if memory_limit is None:
         return Limits(size + _SPARE, update, task, text, buffers)
@@ -67,3 +67,25 @@ def limits(model: Mapping[str, Any], memory_limit: int | None) -> Limits:
     expect(is_whole(memory_limit, 3 * size), "Server.memory_limit", memory_limit, least)
     room = memory_limit - 2 * size
     return Limits(room, min(update, room), task, text, buffers)
+
+
+def _text(model: Mapping[str, Any]) -> int:
+    """Return the bytes that an update of the model has besides the elements, at most.
+
+    Raises InvalidOption for a model that is too large in numbers, whatever its bytes: no round could send it.
+    """
+    shapes = [tuple(tensor.shape) for tensor in model.values()]
+    names = sum(len(json.dumps(name)) for name in model)
+    text = names + sum(2 * len(str(shape)) for shape in shapes) + _OF_TENSOR * len(model)  # 2: shape and strides
+    values = sum(2 * len(shape) for shape in shapes) + _VALUES_OF_TENSOR * len(model)
+    for what, count, most in (
+        ("bytes of names and shapes", text + _TEXT, MAX_TEXT),
+        ("values in them", values, MAX_VALUES),
+        ("arrays", len(model) + _BUFFERS, MAX_BUFFERS),
+    ):
+        if count > most:
+            raise netq.InvalidOption(
+                f"Server.model: {len(model)} tensors, whose update would have {count} {what}; expected {most} at most: "
+                "join small tensors, or shorten their names"
+            )
+    return text

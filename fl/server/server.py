@@ -121,6 +121,7 @@ class Server:
         self.number = 0  # of the last round that counted
         self.is_over = False  # whether a callback has ended the rounds; a resumed server knows it, too
         self._callbacks = Callbacks(checked_callbacks(callbacks))
+        self._callbacks.check(self.model)
         self._strategy = strategy or FedAvg()
         self._aggregation = Aggregation(self._strategy, self.model, self._roles)
         if self._strategy.least > min_clients:

@@ -14,6 +14,7 @@ from fl.aggregation.mean import WeightedMean
 from fl.errors import InvalidUpdate
 from fl.messages import Update
 from fl.strategies.base import Discount, Strategy, polynomial, within
+from fl.tensors.dtypes import DELTA_DTYPES
 from fl.tensors.model import is_difference
 from fl.tensors.spec import Model, zeros_like
 from netq.validate import whole
@@ -79,7 +80,8 @@ class FedBuff(Strategy):
         self._differences = {name for name, tensor in model.items() if is_difference(name, tensor)}
         if missing := zeros_like(model).keys() - self._differences:
             names = ", ".join(sorted(missing))
-            raise InvalidUpdate(f"FedBuff adds changes, and has none of {names}; expected float16, float32 or float64")
+            expected = ", ".join(DELTA_DTYPES)
+            raise InvalidUpdate(f"FedBuff adds changes, and has none of {names}; expected one of {expected}")
 
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Fold the change into the mean."""

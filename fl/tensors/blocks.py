@@ -50,12 +50,12 @@ class Source:
             return
         blocks: Any = np.nditer(self.bits, ["external_loop", "buffered"], ["readonly"], order="C", buffersize=BLOCK)
         for block in blocks:
-            yield self._widen(block, scratch)
+            yield self._widen(block, scratch.wide)
 
-    def _widen(self, block: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
+    def _widen(self, block: NDArray[Any], memory: NDArray[np.float32]) -> NDArray[Any]:
         if self.spec.dtype not in TORCH_ONLY:
             return block
-        wide = scratch.wide[: block.size]
+        wide = memory[: block.size]
         if self.spec.dtype == "bfloat16":  # a bfloat16 is the upper half of a float32
             np.left_shift(block, 16, out=wide.view(np.uint32), dtype=np.uint32)
         else:
@@ -67,11 +67,11 @@ def pairs_of_blocks(one: Source, other: Source) -> Iterator[tuple[NDArray[Any], 
     """Yield blocks of two tensors of one shape in C order, in pairs. A pair is valid until the next one."""
     if one.bits.size == 0:
         return
-    scratch = Scratch(), Scratch()
+    memory = [np.empty(min(BLOCK, one.bits.size), np.float32) for _ in range(2)]
     flags: Any = ["external_loop", "buffered"]
     blocks: Any = np.nditer([one.bits, other.bits], flags, [["readonly"]] * 2, order="C", buffersize=BLOCK)
     for a, b in blocks:
-        yield one._widen(a, scratch[0]), other._widen(b, scratch[1])
+        yield one._widen(a, memory[0]), other._widen(b, memory[1])
 
 
 class Scratch:
@@ -154,6 +154,12 @@ def flat(source: Source, scratch: Scratch) -> NDArray[Any]:
         wide[start : start + block.size] = block
         start += block.size
     return wide
+
+
+def of_bits(bits: NDArray[Any], dtype: str) -> Any:
+    """Return the tensor of a dtype that only torch has, in the memory of its bits."""
+    torch = sys.modules["torch"]
+    return torch.from_numpy(bits).view(getattr(torch, dtype))
 
 
 def check_finite(name: str, source: Source, scratch: Scratch) -> None:

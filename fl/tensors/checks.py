@@ -17,13 +17,13 @@ def unserializable(values: Mapping[str, Any]) -> str:
     """Return an error message for the first value that cannot be serialised or loaded again, or an empty string.
 
     Python's own constants and containers, arrays and tensors can be serialised. Objects that pickle stores by the name
-    of a class or function cannot: the receiver loads no names. A receiver has limits too (netq/utils/data_pickle.py).
+    of a class or function cannot: loading takes no names. It has limits, too (netq/utils/data_pickle.py).
     """
     for name, value in values.items():
         try:
             pickled = io.BytesIO()
             _Checker(pickled, 5).dump(value)
-            data_pickle.load(pickled.getvalue(), (), _refuse, lambda identifier: None)
+            data_pickle.load(pickled.getvalue(), (), _refuse, lambda identifier: None, bounded=False)
         except Exception as error:  # pickling a user's value may raise anything
             return f"{name!r}: {error}; expected plain values: numbers, texts, lists, dicts, arrays, tensors"
     return ""

@@ -65,6 +65,11 @@ def serialization(*allow: str) -> SerializationOptions:
     return SerializationOptions(load=serializer.load, dump=serializer.dump)
 
 
+def own_file() -> PickleSerializer:
+    """Return the serialiser of a file that this program reads again: as `serialization`, for any number of tensors."""
+    return PickleSerializer(PickleSerializer.allow_by_name(STORAGE), dump, load, bounded=False)
+
+
 def messages(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> JsonSerializer:
     """Return the serialiser of fl's own messages: plain values, arrays and tensors. A numpy scalar becomes a number.
 
@@ -133,9 +138,16 @@ class _WritableView:
     Pickle marks a read-only buffer as such, and the receiver needs writable tensors. The sender never writes to it.
     """
 
+    __slots__ = ("_address", "_nbytes", "owner")
+
     def __init__(self, owner: Any, address: int, nbytes: int) -> None:
         self.owner = owner
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
+        self._address = address
+        self._nbytes = nbytes
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "typestr": "|u1", "shape": (self._nbytes,), "data": (self._address, False)}
 
 
 def _dump_numpy(array: NDArray[Any]) -> Any | None:

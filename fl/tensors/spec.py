@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Mapping
@@ -98,11 +99,16 @@ def specs_of(like: Model) -> dict[str, Spec]:
 def spec_of(name: str, tensor: Any) -> Spec:
     """Return the spec of a tensor. Raises InvalidUpdate, with the name, for any other object."""
     if isinstance(tensor, (np.ndarray, np.generic)):  # numpy arithmetic turns 0-d arrays into scalars
-        dtype = tensor.dtype
-        return Spec(tensor.shape, dtype.name if dtype.isnative else dtype.str, None)
+        return Spec(tensor.shape, _numpy_name(tensor.dtype), None)
     if is_torch(tensor):
         return Spec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device)
     raise InvalidUpdate(f"{name!r}: a {type(tensor).__name__}; expected a numpy array or a dense torch tensor")
+
+
+@functools.lru_cache(64)
+def _numpy_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype. numpy makes it anew each time, which takes longer than all else of a small tensor."""
+    return dtype.name if dtype.isnative else dtype.str
 
 
 def is_torch(tensor: Any) -> bool:

@@ -95,7 +95,7 @@ class _Load:
     """The state of loading one pickle."""
 
     __slots__ = (
-        *("buffers", "classes", "data", "end", "frames", "made", "memo", "opened", "parts", "persistent"),
+        *("bounded", "buffers", "classes", "data", "end", "frames", "made", "memo", "opened", "parts", "persistent"),
         *("same", "stack", "steps", "unread", "work"),
     )
 
@@ -105,7 +105,9 @@ class _Load:
         buffers: Iterable[memoryview],
         classes: Callable[[str, str], Any],
         persistent: Callable[[Any], Any],
+        bounded: bool,
     ) -> None:
+        self.bounded = bounded
         self.data = data
         self.end = len(data)
         self.buffers = iter(buffers)
@@ -127,7 +129,7 @@ class _Load:
         if bytes(data[:2]) != b"\x80\x05":
             raise Unreadable("a message is no pickle of protocol 5")
         at = 2
-        for _ in range(MAX_OPCODES):
+        for _ in range(MAX_OPCODES if self.bounded else self.end):  # each takes a byte or more
             opcode = data[at]
             if opcode == _STOP:
                 return self.stop(at + 1)
@@ -264,16 +266,18 @@ def load(
     buffers: Iterable[memoryview],
     classes: Callable[[str, str], Any],
     persistent: Callable[[Any], Any],
+    bounded: bool = True,
 ) -> Any:
     """Return the value of a pickle.
 
     buffers:    its out-of-band buffers; it must use all of them.
     classes:    takes module and name; returns a Builder, or a value. Raises NotAllowed.
     persistent: takes a persistent identifier; returns the object.
+    bounded:    whether MAX_OPCODES and MAX_MEMO hold; False for a file of one's own, whose work its size bounds.
 
     Raises Unreadable, what `classes` and `persistent` raise, and what constructors raise for the values they get.
     """
-    return _Load(data, buffers, classes, persistent).run()
+    return _Load(data, buffers, classes, persistent, bounded).run()
 
 
 _TABLE: list[Callable[[_Load, int], int]] = [_Load.refuse] * 256
@@ -445,7 +449,7 @@ def _persistent_id(load: _Load, at: int) -> int:
 @_opcode(pickle.MEMOIZE)
 def _memoize(load: _Load, at: int) -> int:
     memo, parts, opened = load.memo, load.parts, load.opened
-    if len(memo) == MAX_MEMO:
+    if len(memo) == MAX_MEMO and load.bounded:
         raise Unreadable(f"a message has more than {MAX_MEMO} values that it may use again")
     if load.stack:
         last = len(load.stack) - 1

@@ -32,6 +32,8 @@ _FUNCTION = "a function, or None; for names, PickleSerializer.allow_by_name make
 _ZEROS = bytes(ALIGNMENT)
 _COPIED = 64 * 1024  # bytes: a pickle of this size or less is copied before it is interpreted
 _SMALL = 4096  # bytes: a Pickler that has written more has a large memo, and is not kept
+_MANY = 1024  # buffers: as many as one call of the system sends; of more, the small ones are joined
+_JOINED = 1024  # bytes of a small one: its Python objects have as many
 _SHOWN = 8  # sizes of buffers in an error's text: a peer decides how many there are
 _LINE = 4096  # bytes that `readline` reads at once
 
@@ -223,6 +225,7 @@ class PickleSerializer:
     dump:  takes each object; returns a persistent identifier (any picklable object) for an object that is sent as an
            identifier, otherwise None. A `pickle.PickleBuffer` in it is sent out of band. Default: none.
     load:  takes a persistent identifier; returns the object. Default: refuse all.
+    bounded: with `allow`: whether the number of a message's opcodes is bounded. False: for a file of one's own.
     """
 
     def __init__(
@@ -230,12 +233,15 @@ class PickleSerializer:
         allow: Callable[[str], bool] | None = None,
         dump: Callable[[Any], Any] | None = None,
         load: Callable[[Any], Any] | None = None,
+        *,
+        bounded: bool = True,
     ) -> None:
         for name, function in (("allow", allow), ("dump", dump), ("load", load)):
             expect(function is None or callable(function), f"PickleSerializer.{name}", function, _FUNCTION)
         self.is_restricted = allow is not None
         self._is_plain = allow is None and load is None
         self._functions = allow, dump, load
+        self._bounded = bounded
         self._prepare()
 
     def _prepare(self) -> None:
@@ -243,7 +249,9 @@ class PickleSerializer:
         self._picklers: list[_Pickler] = []  # idle ones: making one takes longer than a small message
         self._classes = None if allow is None else Classes(allow)
         persistent = load or _refuse_identifier
-        self._loads = _loads(persistent) if self._classes is None else _loads_data(self._classes, persistent)
+        self._loads = (
+            _loads(persistent) if self._classes is None else _loads_data(self._classes, persistent, self._bounded)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         prepared = ("_hook", "_picklers", "_classes", "_loads")
@@ -407,11 +415,11 @@ def _loads(persistent: Callable[[Any], Any]) -> _Loads:
     return loads
 
 
-def _loads_data(classes: Classes, persistent: Callable[[Any], Any]) -> _Loads:
+def _loads_data(classes: Classes, persistent: Callable[[Any], Any], bounded: bool) -> _Loads:
     def loads(pickled: bytes | memoryview, buffers: Iterable[memoryview]) -> Any:
         # indexing bytes is faster; for a large pickle the copy is not
         data = pickled if len(pickled) > _COPIED else bytes(pickled)
-        return data_pickle.load(data, buffers, classes, persistent)
+        return data_pickle.load(data, buffers, classes, persistent, bounded)
 
     return loads
 
@@ -429,7 +437,10 @@ def _refuse_identifier(pid: Any) -> Any:
 
 
 def layout(head: Sequence[Buffer], buffers: Sequence[memoryview]) -> Iterator[Buffer]:
-    """Yield the buffers of a message: those of `head` behind the table of sizes, then `buffers` at multiples of 64."""
+    """Yield the buffers of a message: those of `head` behind the table of sizes, then `buffers` at multiples of 64.
+
+    A message of many buffers has copies of the small ones, joined: to send each by itself takes longer.
+    """
     nbytes = sum([len(piece) for piece in head])
     sizes = b"".join([_SIZE.pack(buffer.nbytes) for buffer in buffers])
     pieces = [b"".join([_pack_head(nbytes, len(buffers)), sizes, head[0]]), *head[1:]]
@@ -437,12 +448,20 @@ def layout(head: Sequence[Buffer], buffers: Sequence[memoryview]) -> Iterator[Bu
         yield from pieces
         return
     yield from pieces[:-1]
-    yield b"".join([pieces[-1], _ZEROS[: -(_HEAD_SIZE + len(sizes) + nbytes) % ALIGNMENT]])
-    for buffer in buffers[:-1]:
-        yield buffer
-        if pad := -buffer.nbytes % ALIGNMENT:
-            yield _ZEROS[:pad]
-    yield buffers[-1]
+    run, pad = [pieces[-1]], -(_HEAD_SIZE + len(sizes) + nbytes) % ALIGNMENT
+    small = _JOINED if len(buffers) > _MANY else -1
+    for buffer in buffers:
+        run.append(_ZEROS[:pad])
+        if buffer.nbytes <= small:
+            run.append(buffer)
+        else:
+            if joined := b"".join(run):
+                yield joined
+            yield buffer
+            run = []
+        pad = -buffer.nbytes % ALIGNMENT
+    if joined := b"".join(run):
+        yield joined
 
 
 def parts(data: memoryview) -> Iterator[memoryview]:

@@ -10,7 +10,7 @@ import pytest
 
 import fl
 from fl.server.checkpoint import Checkpoint
-from fl.tensors import npz
+from fl.tensors import files
 from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.federation import A
 
@@ -27,16 +27,20 @@ def checkpoint(path: Path) -> None:
 
 
 def last(path: Path) -> None:
-    npz.save(path, MODEL)
+    files.save(path.with_name("last.npz"), MODEL)
+
+
+def last_safetensors(path: Path) -> None:
+    files.save(path.with_name("last.safetensors"), MODEL)
 
 
 def best(path: Path) -> None:
-    fl.SaveBest(path, "loss", source="training").round_ends(
+    fl.SaveBest(path.with_name("best.npz"), "loss", source="training").round_ends(
         fl.RoundReport(1, (A,), {}, {"loss": 1.0}, {}, 1.0, 10, 20), MODEL
     )
 
 
-@pytest.mark.parametrize("write", [checkpoint, last, best])
+@pytest.mark.parametrize("write", [checkpoint, last, last_safetensors, best])
 def test_full_disk_leaves_the_files_as_they_were(tmp_path: Path, write: Callable[[Path], None]) -> None:
     write(tmp_path / "file")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -24,6 +24,7 @@ import pytest
 import fl
 import netq
 from fl.callbacks.jsonl import JsonLines, read
+from fl.server.checkpoint import Checkpoint
 from tests.fl.federation import SOON, A, B, C, D, adds, at, gives, zeros
 
 pytest.importorskip("typer")
@@ -44,7 +45,7 @@ def train(model: Mapping[str, Any], config: Mapping[str, Any]) -> fl.Update:
 
 
 def halves() -> dict[str, Any]:
-    """A model that .npz cannot hold."""
+    """A model that .npz cannot hold, and .safetensors can."""
     import torch
 
     return {"w": torch.zeros(3, dtype=torch.bfloat16)}
@@ -331,7 +332,11 @@ def test_mistake_is_one_line_and_status_2(tmp_path: Path, change: dict[str, Any]
 @pytest.mark.parametrize(
     ("initial", "said"),
     [
-        ("halves", "'w' is bfloat16 of shape (3,); expected a dtype that .npz has, as float32 is one"),
+        (
+            "halves",
+            "'w' is bfloat16 of shape (3,); expected a dtype that .npz has, as float32 is one; .safetensors has "
+            "bfloat16",
+        ),
         ("suffixed", "'w.npy': no name that .npz can have; expected a printable text that does not end in .npy"),
     ],
 )
@@ -341,7 +346,73 @@ def test_unsavable_model_is_refused_before_round_1(tmp_path: Path, initial: str,
     config.write_text(config.read_text().replace("tests.fl.federation:zeros", f"tests.fl.test_main:{initial}"))
     done = run("serve", str(config))
     assert done.returncode == 2
-    assert done.stderr.endswith(f"fl: {config}: model.save: {said}, or leave it out\n")
+    assert done.stderr == f"fl: {config}: model.save: {said}\n"  # and it has not listened
+    done = run("simulate", str(config), "--train", "tests.fl.test_main:train")
+    assert (done.returncode, done.stderr) == (2, f"fl: {config}: model.save: {said}\n")
+
+
+def test_bfloat16_leaves_as_safetensors_and_by_export(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    config = write(tmp_path, rounds=1)
+    text = config.read_text().replace("tests.fl.federation:zeros", "tests.fl.test_main:halves")
+    config.write_text(text.replace("measure =", "# ").replace("model.npz", "model.safetensors"))
+    with serving(config) as served, clients(served.netloc, A, B):
+        assert served.end() == 0
+    saved = load_file(tmp_path / "model.safetensors")["w"]
+    assert (str(saved.dtype), saved.tolist()) == ("torch.bfloat16", [1.0] * 3)
+    out = tmp_path / "exported.safetensors"
+    done = run("export", str(tmp_path / "federation.ckpt"), str(out))
+    assert (done.returncode, done.stdout) == (0, f"{out}: the model of round 1, 1 tensors\n")
+    assert load_file(out)["w"].equal(saved)
+    done = run("export", str(tmp_path / "federation.ckpt"), str(tmp_path / "exported.npz"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "MODEL: 'w' is bfloat16 of shape (3,); expected a dtype that .npz has" in done.stderr
+    assert not (tmp_path / "exported.npz").exists()
+
+
+def test_export_writes_the_model_of_a_checkpoint(tmp_path: Path) -> None:
+    with serving(write(tmp_path)) as served, clients(served.netloc, A, B):
+        assert served.end() == 0
+    checkpoint, out = tmp_path / "federation.ckpt", tmp_path / "exported.npz"
+    (tmp_path / "federation.ckpt").rename(tmp_path / "federation.ckpt.previous")  # a machine stopped between renames
+    done = run("export", str(checkpoint), str(out))
+    assert (done.returncode, done.stdout) == (0, f"{out}: the model of round 3, 1 tensors\n")
+    assert w(out) == [3.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "out", "said"),
+    [
+        ("none", "m.npz", "none: cannot be read (No such file or directory); expected a checkpoint"),
+        ("text", "m.npz", "text: is no checkpoint; it begins with b'"),
+        ("other", "m.npz", "other: has no model; expected a checkpoint of an fl.Server"),
+        ("none", "m.bin", "m.bin'; expected a name that ends in .npz or .safetensors"),
+        ("none", "away/m.npz", "away/m.npz'; there is no folder"),
+    ],
+)
+def test_export_says_what_is_wrong(tmp_path: Path, checkpoint: str, out: str, said: str) -> None:
+    (tmp_path / "text").write_text("no checkpoint")
+    other = Checkpoint(tmp_path / "other")
+    other.save({"number": 3})
+    other.close()
+    done = run("export", str(tmp_path / checkpoint), str(tmp_path / out))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
+    assert not (tmp_path / out).exists()
+
+
+def test_serve_warns_that_it_drops_the_model(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    text = config.read_text()
+    dropped = f'{config}: the last model will be dropped; to keep it set model.save, as in save = "model.npz", or'
+    for lines in (["save", "checkpoint"], ["save"], ["checkpoint"]):
+        kept = [line for line in text.splitlines() if line.split("=")[0].strip() not in lines]
+        config.write_text("\n".join(kept))
+        with serving(config) as served:
+            pass
+        assert (dropped in served.said) is (len(lines) == 2)
 
 
 @pytest.mark.parametrize("progress", ["false", "true"])
@@ -439,11 +510,11 @@ def test_simulate_refuses_a_wrong_function(tmp_path: Path, train: str) -> None:
 
 
 def test_wrong_command_lists_the_commands() -> None:
-    assert "No such command 'srve'; expected serve, simulate, plot, flower." in run("srve").stderr
+    assert "No such command 'srve'; expected serve, simulate, export, plot, flower." in run("srve").stderr
     assert "No such command 'start'; expected run, sign, simulate." in run("flower", "start").stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "simulate", "plot"])
+@pytest.mark.parametrize("command", ["serve", "simulate", "export", "plot"])
 def test_help_shows_an_example(command: str) -> None:
     assert f"Example: fl {command} " in run(command, "--help").stdout
 

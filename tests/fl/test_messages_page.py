@@ -61,6 +61,7 @@ def test_limits_and_dtypes() -> None:
     )
     assert f"at most {json_format.MAX_TEXT} bytes" in PAGE.text
     assert f"at most {json_format.MAX_BUFFERS} buffers" in PAGE.text
+    assert f"at most {json_format.MAX_VALUES}" in PAGE.text
     assert all(f"`{code}`" in PAGE.text for code in serialization._CODES if code != "?")
 
 

@@ -34,6 +34,12 @@ def test_task_keeps_its_bytes() -> None:
     assert again.config == {"rate": 0.1}
 
 
+@pytest.mark.slow
+def test_a_task_of_70_000_tensors() -> None:
+    model = {f"{number:070}": np.zeros(1, np.float32) for number in range(70_000)}
+    assert arrived(MESSAGES.dump(messages.Task(JOB, model, {}))).job == (7, 3, "train")
+
+
 def test_permit_and_end() -> None:
     assert arrived(MESSAGES.dump(messages.Permit(JOB))) == Permit((7, 3, "train"))
     assert arrived(MESSAGES.dump(messages.End(5))) == End(5)

@@ -13,13 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import fl
 import netq
 from fl.callbacks.best import is_low
+from fl.callbacks.jsonl import Measured
 from netq.errors import InvalidOption
 from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.federation import A, Federation, filled
+
+LOCAL = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
 
 
 def report(number: int, **evaluation: float) -> fl.RoundReport:
@@ -141,6 +146,25 @@ def test_rounds_without_the_metric_keep_the_model(tmp_path: Path, caplog: pytest
     callback.round_ends(report(4, accuracy=math.nan), filled(9))
     assert json.loads((tmp_path / "best.json").read_text())["round"] == 1
     assert caplog.messages == ["round 2 has no metric 'accuracy' of the evaluation; it has: other (said once)"]
+
+
+def test_a_server_refuses_a_model_that_the_file_cannot_hold(tmp_path: Path) -> None:
+    model = {"w": torch.zeros(3, dtype=torch.bfloat16)}
+    best = fl.SaveBest(tmp_path / "best.npz", "accuracy")
+    for callbacks in ([best], [Measured(lambda model: {}, [best])]):
+        with pytest.raises(InvalidOption, match=r"SaveBest\.path: 'w' is bfloat16 of .*; \.safetensors has bfloat16"):
+            fl.Server(model, LOCAL, callbacks=callbacks, checkpoint=tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_best_model_in_bfloat16(tmp_path: Path) -> None:
+    best = fl.SaveBest(tmp_path / "best.safetensors", "accuracy")
+    model = {"w": torch.ones(3, dtype=torch.bfloat16)}
+    with fl.Server(model, LOCAL, callbacks=[best]):
+        pass
+    best.round_ends(report(1, accuracy=0.5), model)
+    assert torch.equal(load_file(tmp_path / "best.safetensors")["w"], model["w"])
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["best.json", "best.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -356,6 +380,7 @@ def test_attempts_that_do_not_count_are_not_rounds(tmp_path: Path) -> None:
     [
         (lambda: fl.SaveBest("b", "loss", source="both"), "SaveBest.source: 'both'"),  # type: ignore[arg-type]
         (lambda: fl.SaveBest("best.npz", ""), "SaveBest.metric: ''"),
+        (lambda: fl.SaveBest("best.bin", "loss"), "SaveBest.path: 'best.bin'; expected a name that ends in .npz or"),
         (lambda: fl.SaveBest("best.npz", "loss", lowest=1), "SaveBest.lowest: 1"),  # type: ignore[arg-type]
         (lambda: fl.SaveBest("best.npz", "loss", of="max"), "SaveBest.of: 'max'"),  # type: ignore[arg-type]
         (lambda: fl.EarlyStopping("loss", 0), "EarlyStopping.patience: 0"),

@@ -55,7 +55,14 @@ def trainer(seconds: float, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     ],
 )
 def test_choice_by_the_rate(rate: float | None, expected: str) -> None:
-    assert str(choose(1_000_000, 2.0, rate)) == expected
+    assert str(choose(1_000_000, 250_000, 2.0, rate)) == expected
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(250_001.0, "none"), (249_999.0, "int8"), (31_000.0, "int8, top_k=0.1")]
+)
+def test_choice_for_bfloat16_never_halves_what_is_half(rate: float, expected: str) -> None:
+    assert str(choose(500_000, 250_000, 2.0, rate)) == expected
 
 
 def test_sizes_are_those_of_packed_updates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import fl
 from fl.compression.compressor import CODINGS, Compression, Compressor
 from fl.compression.packed import Packed, Unpacked
 from fl.errors import InvalidUpdate
+from fl.tensors.model import check
+from tests.fl.federation import A, B, Federation
 
 ALL = (*CODINGS, None)
 NOT_PACKED = ("bool", "uint8", "int32", "int64", "complex64")
@@ -162,7 +165,71 @@ def test_other_dtypes_are_unchanged(dtype: str) -> None:
     assert there["t"] is model["t"]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (7, 3), (300, 700)])
+@pytest.mark.parametrize("text", [*CODINGS, "none", "zstd=1", "top_k=0.5", "int8, top_k=0.5, zstd=3"])
+@pytest.mark.parametrize("deltas", [False, True])
+def test_change_of_bfloat16_arrives_within_tolerance(text: str, shape: tuple[int, ...], deltas: bool) -> None:
+    start = {"w": torch.as_tensor(random(shape)).bfloat16()}
+    model = {"w": start["w"] + torch.as_tensor(random(shape, seed=1)).bfloat16() / 8}
+    before = model["w"].clone()
+    compressor = Compressor(Compression.parse(text), 0)
+    packed = compressor.pack(model, start)["w"]
+    assert isinstance(packed, Packed)
+    result = Unpacked({"w": packed}, start, deltas=deltas)
+    check(result, like=start)  # as the server's strategies do
+    assert (result["w"].dtype, tuple(result["w"].shape)) == (torch.bfloat16, shape)
+    assert torch.equal(model["w"], before)
+    if result["w"].numel():
+        change = (model["w"].double() - start["w"].double()).numpy()
+        found = (result["w"].double() - (0 if deltas else start["w"].double())).numpy()
+        known = {"int8": 0.03, "int4": 0.3, "top_k=0.5": 0.5, "int8, top_k=0.5, zstd=3": 0.5}
+        assert distance(found, change) < known.get(text, 0.02)
+        residual = compressor.residuals["w"]
+        np.testing.assert_allclose(packed_change(packed) + residual, change.flatten(), rtol=1e-5, atol=1e-6)
+
+
+def packed_change(packed: Packed) -> NDArray[Any]:
+    """The flat change, in float32."""
+    flat = np.zeros(packed.size, np.float32)
+    for where, values in packed.blocks():
+        flat[where] = values
+    return flat
+
+
+def test_bfloat16_is_packed_to_the_size_of_float32() -> None:
+    start = random((1000,))
+    for text in ("int8", "int4", "top_k=0.1", "int8, top_k=0.1, zstd=3"):
+        sizes = []
+        for model in (torch.as_tensor(start), torch.as_tensor(start).bfloat16()):
+            packed = Compressor(Compression.parse(text), 0).pack({"w": model * 2}, {"w": model})["w"]
+            sizes.append(packed.nbytes)
+        assert sizes[1] <= sizes[0] + 20  # zstd finds a little more or less
+
+
+def test_federation_in_bfloat16_comes_as_near_as_without_packing() -> None:
+    target = torch.linspace(-1, 1, 1000)
+
+    def train(model: Any, config: object) -> fl.Update:
+        model["w"] += (0.5 * (target - model["w"].float())).bfloat16()
+        return fl.Update(model, 1)
+
+    def error(compression: str | None) -> float:
+        start = {"w": torch.zeros(1000, dtype=torch.bfloat16)}
+        with Federation(start, min_clients=2, strategy=fl.FedAvg(compression=compression)) as federation:
+            for client in (A, B):
+                federation.join(client, train)
+            for _ in range(10):
+                federation.round(2)
+            last: Any = federation.server.model["w"]
+            return float((last.float() - target).abs().mean())
+
+    plain = error(None)
+    assert plain < 0.01
+    for compression in ("float16", "bfloat16", "int8", "int4", "int8, top_k=0.5, zstd=3"):
+        assert error(compression) < 2 * plain
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_tensors_of_torch_only_dtypes_are_unchanged(dtype: str) -> None:
     model = {"t": torch.ones(3).to(getattr(torch, dtype))}
     assert Compressor(Compression("int8")).pack(model, model)["t"] is model["t"]

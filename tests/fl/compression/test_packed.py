@@ -106,6 +106,20 @@ def test_unpack_adds_the_change_to_the_start(text: str, dtype: str) -> None:
     np.testing.assert_array_equal(start, before)
 
 
+@pytest.mark.parametrize("coding", [*quantize.BITS])
+def test_bfloat16_takes_each_coding_that_a_peer_may_name(coding: str) -> None:
+    values = np.asarray([1.0, -3.0, 0.5], "float64" if coding == "float64" else "float32")
+    data = quantize.encode(values, coding, np.random.SFC64(0))
+    there = Packed("bfloat16", (3,), coding, 3, False, data)
+    start = {"w": torch.tensor([1.0, 1.0, float("inf")], dtype=torch.bfloat16)}
+    found = Unpacked({"w": there}, start)["w"]
+    assert found.dtype == torch.bfloat16
+    np.testing.assert_allclose(found.float().numpy(), [2.0, -2.0, np.inf], atol=0.5)
+    large = Packed("bfloat16", (3,), "float32", 3, False, np.full(3, 3.4e38, np.float32).view(np.uint8))
+    with pytest.raises(InvalidUpdate, match="'w' holds NaN or infinity"):
+        check(Unpacked({"w": large}, {"w": torch.zeros(3).bfloat16()}), like={"w": torch.zeros(3).bfloat16()})
+
+
 def test_start_of_any_layout_is_accepted() -> None:
     here, start = packed(random()), random((70, 300), seed=1).T
     assert not start.flags.c_contiguous
@@ -138,7 +152,7 @@ def test_unpacking_needs_the_memory_of_one_tensor() -> None:
     ("fields", "what"),
     [
         ({"dtype": "int32"}, "dtype: str 'int32'; expected one of float16"),
-        ({"dtype": "bfloat16"}, "dtype"),
+        ({"dtype": "float8_e5m2"}, "dtype"),
         ({"dtype": ["float32"]}, "dtype: list"),
         ({"dtype": None}, "dtype"),
         ({"shape": 10}, "shape"),

@@ -166,10 +166,13 @@ def test_values_of_the_clients_config_may_be_schedules(tmp_path: Path) -> None:
         ('{ metric = "accuracy", of = "median" }', {"metric": "accuracy", "of": "median"}),
     ],
 )
-def test_the_best_model_is_written_next_to_the_last(tmp_path: Path, text: str, arguments: dict[str, Any]) -> None:
-    config = load(tmp_path, LEAST + f'save = "model.npz"\nsave_best = {text}\n')
-    assert config.save_best == {"path": tmp_path / "model-best.npz", **arguments}
-    assert config.simulated().save_best["path"] == tmp_path / "simulated-model-best.npz"
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_the_best_model_is_written_next_to_the_last(
+    tmp_path: Path, text: str, arguments: dict[str, Any], suffix: str
+) -> None:
+    config = load(tmp_path, LEAST + f'save = "model.{suffix}"\nsave_best = {text}\n')
+    assert config.save_best == {"path": tmp_path / f"model-best.{suffix}", **arguments}
+    assert config.simulated().save_best["path"] == tmp_path / f"simulated-model-best.{suffix}"
 
 
 @pytest.mark.parametrize(
@@ -300,6 +303,7 @@ def test_prometheus_listens_on_loopback_by_default(tmp_path: Path, value: str, p
         (LEAST + "measure = 'tests.fl.federation:zeros'\n", "model.measure: too many", "called as measure(model)"),
         (LEAST + "measure = 1\n", "model.measure: 1", '"module:function"'),
         (LEAST + "save = 'none/model.npz'\n", "model.save: ", "there is no folder"),
+        (LEAST + "save = 'model'\n", "model.save: ", "/model'; expected a name that ends in .npz or .safetensors"),
         (SERVER + "checkpoint = 7\n" + MODEL, "server.checkpoint: 7", "a path, seen from the folder of this file"),
         (SERVER + "checkpoint = '/'\n" + MODEL, "server.checkpoint: '/'", "a file, and this is a folder"),
         (SERVER + "checkpoint = '.'\n" + MODEL, "server.checkpoint: ", "a file, and this is a folder"),

@@ -56,6 +56,15 @@ def test_a_saved_state_is_loaded_into_writable_memory(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["c", "c.lock"]
 
 
+@pytest.mark.slow
+def test_a_state_of_120_000_tensors_is_loaded_again(tmp_path: Path) -> None:
+    """A model, and one more of its optimizer."""
+    models = [{f"{number:070}": np.full(1, number) for number in range(60_000)} for _ in range(2)]
+    save(tmp_path / "c", {"model": models[0], "strategy": {"state": models[1]}})
+    found = load(tmp_path / "c")
+    assert found["model"] == found["strategy"]["state"] == models[0]
+
+
 def test_a_damaged_checkpoint_falls_back_to_the_previous(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "c"
     save(path, STATE)

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fl
 import netq
+from fl.compression.compressor import Compression, Compressor
+from fl.messages import MESSAGES, Job, Reply
 from fl.server.limits import limits
-from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
+from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT, _values
 from netq.protocol.flow_control import CREDIT
+from netq.utils.stream import parts
 from tests.fl.federation import SOON, A, B, Federation, at, gives
 
 MB = 10**6
@@ -22,8 +26,14 @@ def model(megabytes: int, tensors: int = 1) -> dict[str, np.ndarray[Any, Any]]:
     return {f"{number:03}": np.broadcast_to(np.int8(0), megabytes * MB // tensors) for number in range(tensors)}
 
 
+def named(count: int, length: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return this number of tensors of one element, with names of this length."""
+    return {f"{number:0{length}}": np.zeros(1, np.float32) for number in range(count)}
+
+
 def test_bounds_without_a_limit() -> None:
-    assert limits(model(10), None) == (70 * MB, 41 * MB, 11 * MB + 1212, 501212, 128)
+    text = 500_000 + 4 * (len('"000"') + 2 * len("(10000000,)") + 200)
+    assert limits(model(10), None) == (70 * MB, 41 * MB, 10 * MB + text + 500_000, text, 120)
 
 
 def test_bounds_with_a_limit() -> None:
@@ -32,8 +42,49 @@ def test_bounds_with_a_limit() -> None:
 
 
 def test_text_and_buffers_follow_from_the_tensors() -> None:
-    assert limits(model(10, 100), None)[3:] == (500_000 + 4 * 100 * 303, 116 + 12 * 100)
-    assert limits({str(number): np.zeros(1) for number in range(30_000)}, None)[3:] == (MAX_TEXT, MAX_BUFFERS)
+    assert limits(model(10, 100), None)[3:] == (500_000 + 4 * 100 * (5 + 2 * len("(100000,)") + 200), 116 + 4 * 100)
+    assert limits(named(100_000, 200), None)[3:] == (MAX_TEXT, MAX_BUFFERS)
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "said"),
+    [
+        (180_000, 200, "74300000 bytes of names and shapes; expected 67108864 at most"),
+        (230_000, 6, "4370000 values in them; expected 4194304 at most"),
+        (1, 67_000_000, "67500210 bytes of names and shapes; expected 67108864 at most"),
+    ],
+)
+def test_a_model_that_no_round_could_send_is_refused(count: int, name: int, said: str) -> None:
+    with pytest.raises(netq.InvalidOption, match=rf"^Server\.model: {count} tensors, whose update would have {said}"):
+        limits(named(count, name), None)
+
+
+def test_an_update_has_no_more_than_its_limits_say() -> None:
+    start = {**named(1000, 50), "wide": np.zeros((1,) * 64, np.float32), "é\x01": np.zeros((3, 1, 3, 3), np.float64)}
+    end = {name: each + 1 for name, each in start.items()}
+    bounds = limits(start, None)
+    for compression in (Compression("bfloat16", top_k=0.5), Compression("int4"), None):
+        update = end if compression is None else Compressor(compression).pack(end, start)
+        stream = MESSAGES.dump(Reply(Job(2**63 - 1, 1, "train"), fl.Update(update, 1)))
+        text = next(parts(stream.contiguous()))
+        assert stream.nbytes < (bounds.text - 500_000) / 4 + 1000
+        assert _values(str(text, "utf-8")) < 17 * len(start) + 2 * (1000 + 64 + 4) + 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_40_000_tensors_train(kind: str) -> None:
+    def train(model: Any, config: object) -> fl.Update:
+        return fl.Update({name: each + 1 for name, each in model.items()}, 1)
+
+    model = named(40_000, 70)
+    start: Any = model if kind == "numpy" else {name: torch.zeros(1) for name in model}
+    with Federation(start, min_clients=1) as federation:
+        federation.join(A, train)
+        federation.server.wait(1, SOON)
+        report = federation.server.round()
+        assert (report.clients, report.failures) == ((A,), {})
+        assert all(each == 1 for each in federation.server.model.values())
 
 
 def test_the_users_smaller_bounds_stay() -> None:
@@ -71,5 +122,5 @@ def test_a_message_that_no_update_needs_does_not_arrive() -> None:
         netq.new(purpose=netq.Purpose.CLIENT, options=at(federation.server.netloc, A)) as queue,
     ):
         federation.server.wait(1, SOON)
-        with pytest.raises(netq.MessageTooLarge, match="it takes at most 1501252"):
+        with pytest.raises(netq.MessageTooLarge, match="it takes at most 1500892"):
             queue.put(bytes(3 * MB)).result(SOON)

@@ -109,8 +109,20 @@ def test_mixing_out_of_range_is_refused(mixing: float) -> None:
 
 
 def test_fedbuff_refuses_a_model_without_differences() -> None:
-    with pytest.raises(InvalidUpdate, match="FedBuff adds changes, and has none of h; expected float16, float32 or"):
-        FedBuff().begin({"w": np.zeros(2), "h": torch.zeros(2, dtype=torch.bfloat16), "n": np.array(1)})
+    with pytest.raises(InvalidUpdate, match="FedBuff adds changes, and has none of h; expected one of float16, bf"):
+        FedBuff().begin({"w": np.zeros(2), "h": torch.zeros(2).to(torch.float8_e5m2), "n": np.array(1)})
+
+
+def test_fedbuff_adds_changes_of_bfloat16() -> None:
+    def of(value: float) -> dict[str, Any]:
+        return {"h": torch.full((2,), value, dtype=torch.bfloat16)}
+
+    strategy, start = FedBuff(2), of(1.0)
+    strategy.begin(start)
+    for change in (difference(of(2.0), of(1.0)), difference(of(1.5), of(1.0))):
+        strategy.fold(start, Update(change, 1), client=A)
+    result = strategy.finish(start, number=1)
+    assert (result["h"].dtype, result["h"].tolist()) == (torch.bfloat16, [1.75] * 2)
 
 
 def test_difference_accepts_numpy_and_torch() -> None:

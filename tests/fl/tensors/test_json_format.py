@@ -17,7 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
+from fl.tensors import json_format
+from fl.tensors.json_format import MAX_VALUES, _values
 from fl.tensors.serialization import messages
 from netq.errors import SerializationError, Unreadable
 from netq.utils.stream import PickleSerializer, Stream
@@ -26,6 +27,7 @@ WHOLE = some.integers(-(2**63), 2**64 - 1)
 LEAVES = some.none() | some.booleans() | WHOLE | some.floats() | some.text() | some.binary()
 VALUES = some.recursive(LEAVES, lambda inner: some.lists(inner) | some.dictionaries(some.text("$ab"), inner))
 MIB = 2**20
+LIMITS = {"MAX_TEXT": 2000, "MAX_BUFFERS": 10, "MAX_VALUES": 99}
 
 
 def travelled(values: Any) -> Any:
@@ -120,8 +122,6 @@ def test_buffers_begin_at_multiples_of_64() -> None:
         ({"x": 1j}, "'x': a builtins.complex; expected"),
         ({"x": np.array([None])}, "'x': a numpy.ndarray of dtype object; expected"),
         ({"x": np.complex64(1)}, "'x': a numpy.complex64 of dtype complex64; expected"),
-        ({"x": "a" * MAX_TEXT}, f"bytes of JSON; expected {MAX_TEXT} at most: put long lists into an array"),
-        ([b""] * (MAX_BUFFERS + 1), f"{MAX_BUFFERS + 1} arrays and bytes; expected {MAX_BUFFERS} at most"),
     ],
     ids=lambda value: repr(value)[:40],
 )
@@ -138,6 +138,47 @@ def test_a_list_in_itself_is_an_error() -> None:
         messages().dump(circle)
 
 
+@pytest.mark.parametrize(
+    ("value", "count", "most"),
+    [
+        ("a" * 1999, "2001 bytes of JSON", "MAX_TEXT"),
+        ([b""] * 11, "11 arrays and bytes", "MAX_BUFFERS"),
+        ([[]] * 50, "100 values", "MAX_VALUES"),
+        ([{"a": 1}] * 25, "100 values", "MAX_VALUES"),
+    ],
+)
+def test_a_message_above_a_limit_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch, value: Any, count: str, most: str
+) -> None:
+    for name, limit in LIMITS.items():
+        monkeypatch.setattr(json_format, name, limit)
+    expected = f"a message has {count}; expected {LIMITS[most]} at most: put a long list into an array, and many small"
+    with pytest.raises(SerializationError, match=expected):
+        messages().dump(value)
+    messages().dump(value[1:])
+
+
+def test_a_message_above_a_limit_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = messages(text=1000, buffers=100)
+    for message in (handmade(" " * 1000 + "1"), handmade("1", *[b""] * 101)):
+        with pytest.raises(Unreadable, match="expected at most 1000 bytes of JSON and 100 buffers"):
+            plain.load(message)
+    assert plain.load(handmade(" " * 999 + "1", *[b""] * 100)) == 1
+    monkeypatch.setattr(json_format, "MAX_VALUES", 99)
+    for text in (f"[{'[],' * 49}[]]", f"[{'{},' * 24}{{}}]"):
+        with pytest.raises(Unreadable, match="expected at most 99 values"):
+            plain.load(handmade(text))
+    assert plain.load(handmade(f"[{'[],' * 48}[]]")) == [[]] * 49
+
+
+@pytest.mark.slow
+def test_100_000_tensors_travel() -> None:
+    """With names of 200 bytes."""
+    found = travelled({f"{number:0200}": np.ones(1, np.float32) for number in range(100_000)})
+    assert len(found) == 100_000
+    assert all(each[0] == 1 for each in found.values())
+
+
 INVALID: dict[str, Stream] = {
     "nothing": Stream([b""]),
     "a pickle": PickleSerializer().dump([1, 2]),
@@ -150,8 +191,6 @@ INVALID: dict[str, Stream] = {
     "a buffer of 2^63 bytes": Stream([struct.pack("<3Q", 2, 1, 2**63) + b"[]"]),
     "2^61 buffers": Stream([struct.pack("<2Q", 2, 2**61) + b"[]"]),
     "a text of 2^63 bytes": Stream([struct.pack("<2Q", 2**63, 0) + b"[]"]),
-    "a long text": handmade(" " * MAX_TEXT + "1"),
-    "many buffers": handmade("1", *[b""] * (MAX_BUFFERS + 1)),
     "NaN": handmade("[NaN]"),
     "Infinity": handmade("-Infinity"),
     "a float that is none": handmade('{"$float": "1e5"}'),
@@ -192,7 +231,7 @@ def test_an_invalid_message_is_unreadable(name: str) -> None:
     try:
         with pytest.raises(Unreadable) as caught:
             messages().load(INVALID[name])
-        assert tracemalloc.get_traced_memory()[1] < 2 * MAX_TEXT + 20 * MIB
+        assert tracemalloc.get_traced_memory()[1] < 28 * MIB
     finally:
         tracemalloc.stop()
     assert len(str(caught.value)) < 700
@@ -220,15 +259,15 @@ def test_references_to_one_buffer_cost_no_copies() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("item", ["[]", "{}", "[[]]", "1.5", '{"a":{}}'])
+@pytest.mark.parametrize("item", ["[]", "{}", "[[]]", "[1]", "1.5", '"ab"', '{"a":{}}', '{"a":1}', '{"$$a":[]}'])
 def test_no_value_takes_much_memory(item: str) -> None:
-    """Measured at an eighth of the longest text: the memory is in proportion to it, and a constant counts eightfold."""
-    size = MAX_TEXT // 8
-    message = handmade(f"[{','.join([item] * (size // (len(item) + 1) - 2))}]")
+    """Measured at an eighth of the most values: the memory is in proportion, and a constant counts eightfold."""
+    most = MAX_VALUES // 8
+    message = handmade(f"[{','.join([item] * (most // (_values(item) + 1)))}]")
     tracemalloc.start()
     try:
         assert messages().load(message)
-        assert tracemalloc.get_traced_memory()[1] < 40 * size
+        assert tracemalloc.get_traced_memory()[1] < 70 * most
     finally:
         tracemalloc.stop()
 

@@ -46,6 +46,17 @@ def test_an_address_is_charged_as_the_values_that_take_as_long(monkeypatch: pyte
         moved(addresses)
 
 
+def test_opcodes_of_a_file_of_ones_own_are_not_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_pickle, "MAX_OPCODES", 1000)
+    monkeypatch.setattr(data_pickle, "MAX_MEMO", 100)
+    own = PickleSerializer(PickleSerializer.allow_by_name("uuid.UUID"), bounded=False)
+    for value, bound in (([[] for _ in range(200)], "100 values that it may use"), ([1] * 2000, "1000 opcodes")):
+        with pytest.raises(Unreadable, match=f"more than {bound}"):
+            moved(value)
+        assert own.load(received(trusting.dump(value))) == value
+        assert pickle.loads(pickle.dumps(own)).load(received(trusting.dump(value))) == value
+
+
 NOTED = ValueError("x", 5)
 NOTED.add_note("a hint")
 

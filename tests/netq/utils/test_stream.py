@@ -279,6 +279,18 @@ def test_buffers_leave_and_arrive_uncopied() -> None:
     assert message.buffers[0][-1000] == 0
 
 
+@pytest.mark.parametrize("last", [1, 1024, 1025])
+def test_many_small_buffers_leave_joined(last: int) -> None:
+    sizes = [1, 64, 0, 1024, 1025, 4096, 64] * 200 + [last]
+    blocks = [bytearray([number % 251]) * size for number, size in enumerate(sizes)]
+    stream = trusting.dump([pickle.PickleBuffer(block) for block in blocks])
+    own = {address(memoryview(block)) for block in blocks if len(block) > 1024}
+    assert own <= {address(buffer) for buffer in stream.buffers if not buffer.readonly}
+    assert len(stream.buffers) < 3 * len(own) + 2
+    assert all(buffer.nbytes for buffer in stream.buffers)
+    assert [bytes(view) for view in trusting.load(received(stream))] == blocks
+
+
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
