@@ -138,7 +138,7 @@ class Task:
     counted:     updates of this client that the server has counted with this model, if the strategy takes several: a
                  client that has such an update stored is asked for another one.
     answered:    replies of this client to this job that the server had when it sent this task. A client that has sent
-                 more need not do the task again: they will count.
+                 more need not do the task again: they will count. Without it the client does each task.
     deadline:    seconds for which the server waits for the reply.
     roles:       of the tensors that are not trained, by name (fl/tensors/roles.py); of the local ones, too, which the
                  model does not have. Only trained tensors are packed, or sent as differences.
@@ -151,7 +151,7 @@ class Task:
     deltas: bool = False
     compression: Mapping[str, Any] = field(default_factory=dict)
     counted: int = 0
-    answered: int = 0
+    answered: int = _MAX_NUMBER
     deadline: float = math.inf
     roles: Roles = field(default_factory=dict)
 

@@ -95,7 +95,6 @@ def simulate(
         wanted, there = settings.get(name), len(clients)
         enough = not isinstance(wanted, int) or wanted <= there
         expect(enough, f"simulate.{name}", wanted, f"{there} at most, as there are {there} clients")
-    log.info("simulating %d clients in %d processes, with seed %d", len(clients), len(shares), seed)
     reports: list[RoundReport] = []
     measured: list[Any] = []
     with WorkerPool(shares, Calls(seed)) as workers:
@@ -105,6 +104,7 @@ def simulate(
         options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), events=events)
         settings |= {"strategy": strategy, "protocol": protocol}
         server = Server(model, options, callbacks=callbacks, **settings)
+        log.info("simulating %d clients in %d processes, with seed %d", len(clients), len(shares), seed)
         begin = Start(server.netloc, protocol, len(clients), ordered=strategy.buffer is None, strict=True)
         with server, workers.run(begin, server.close):
             for report in server.rounds(rounds):

@@ -133,7 +133,7 @@ def test_a_sum_is_the_sum_and_no_median() -> None:
 
 
 def test_a_value_that_is_not_finite_is_said_to_be_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    begun(fl.SaveBest(tmp_path / "b", "server_loss")).round_ends(report(1, server_loss=math.nan), filled(1))
+    begun(fl.SaveBest(tmp_path / "b.npz", "server_loss")).round_ends(report(1, server_loss=math.nan), filled(1))
     assert caplog.messages == ["round 1: 'server_loss' of the evaluation is nan; expected a finite number (said once)"]
 
 
@@ -378,7 +378,7 @@ def test_attempts_that_do_not_count_are_not_rounds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fl.SaveBest("b", "loss", source="both"), "SaveBest.source: 'both'"),  # type: ignore[arg-type]
+        (lambda: fl.SaveBest("best.npz", "loss", source="both"), "SaveBest.source: 'both'"),  # type: ignore[arg-type]
         (lambda: fl.SaveBest("best.npz", ""), "SaveBest.metric: ''"),
         (lambda: fl.SaveBest("best.bin", "loss"), "SaveBest.path: 'best.bin'; expected a name that ends in .npz or"),
         (lambda: fl.SaveBest("best.npz", "loss", lowest=1), "SaveBest.lowest: 1"),  # type: ignore[arg-type]
