@@ -41,6 +41,7 @@ from fl.callbacks.best import EarlyStopping, SaveBest
 from fl.callbacks.jsonl import Measure, name_of
 from fl.config import strategy
 from fl.errors import InvalidUpdate
+from fl.schedules import from_table
 from fl.server.checkpoint import is_there
 from fl.server.validation import checked_evaluation
 from fl.tensors.files import check_name
@@ -311,7 +312,7 @@ def _settings(file: File) -> dict[str, Any]:
     readers: dict[str, Callable[[str, str], Any]] = {
         "min_clients": partial(file.whole, expected="a whole number"),
         "wait": partial(file.whole, expected="a whole number"),
-        "deadline": partial(file.seconds, expected="seconds, as in 600.0"),
+        "deadline": partial(_seconds_by_round, file),
         "close_early": file.boolean,
         "suspend_after": partial(file.whole, expected="a whole number"),
         "void_rounds": partial(file.whole, expected="a whole number"),
@@ -322,6 +323,16 @@ def _settings(file: File) -> dict[str, Any]:
     }
     settings = {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
     return {**settings, **_roles(file)}
+
+
+def _seconds_by_round(file: File, table: str, key: str) -> Any:
+    value = file.table(table)[key]
+    if not isinstance(value, dict):
+        return file.seconds(table, key, 'seconds, as in 600.0, or { schedule = "step", start = 600.0, … }')
+    try:
+        return from_table(value)
+    except InvalidOption as error:
+        raise file.wrong(f"{table}.{key}: {error}") from None
 
 
 def _roles(file: File) -> dict[str, Any]:

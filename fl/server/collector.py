@@ -58,13 +58,24 @@ class UpdateCollector:
         self._strategy = strategy
         self._aggregation = aggregation
         self._min_clients = min_clients
-        self.deadline = deadline
+        self._deadline = deadline
         self._close_early = close_early
         self._callbacks = callbacks
         self._standings: dict[Purpose, Standing] = {each: Standing(suspend_after, deadline, each) for each in PURPOSES}
         self._last_round = 0
         self._recommended = deadline  # seconds; the longest deadline of which the log has said that it would be enough
         self._logged_errors: set[type[Exception]] = set()  # errors of the strategy with a traceback in this round's log
+
+    @property
+    def deadline(self) -> float:
+        """Seconds after which a client is late."""
+        return self._deadline
+
+    @deadline.setter
+    def deadline(self, seconds: float) -> None:
+        self._deadline = seconds
+        for standing in self._standings.values():
+            standing.deadline = seconds
 
     def train(self, task: Task, clients: Collection[uuid.UUID]) -> tuple[RoundState, int]:
         """Ask clients to train, and fold their updates. Return the round's state, and how many updates it needs."""

@@ -29,14 +29,21 @@ from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewU
 from fl.messages import Description, Job, Task
 from fl.outline import Purpose
 from fl.report import ClientFailure, FailureKind, RoundReport, RoundState
-from fl.schedules import resolved
+from fl.schedules import Schedule, resolved
 from fl.server import details
 from fl.server.aggregation import Aggregation
 from fl.server.checkpoint import Checkpoint, load
 from fl.server.client_tasks import ClientTasks
 from fl.server.collector import UpdateCollector
 from fl.server.limits import limits
-from fl.server.validation import check_config, check_limits, check_settings, checked_callbacks, checked_evaluation
+from fl.server.validation import (
+    check_config,
+    check_limits,
+    check_settings,
+    checked_callbacks,
+    checked_evaluation,
+    deadline_of,
+)
 from fl.server.waiting import pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
@@ -64,7 +71,8 @@ class Server:
     min_clients:  clients that must be connected for a round to begin, and updates that it needs to count (all, where
                   the strategy selects fewer).
     wait:         clients that must be connected for the first round of the federation to begin. None: min_clients.
-    deadline:     seconds; a client that has not answered by then is late, and the round closes.
+    deadline:     seconds; a client that has not answered by then is late, and the round closes. Or a function of the
+                  number of the round (fl.schedules).
     close_early:  True: a round that has enough updates closes without clients that have never answered, and without
                   those that take a second longer than three times their last answer. The same for evaluations. A new
                   client counts from its second task on.
@@ -96,7 +104,7 @@ class Server:
         strategy: Strategy | None = None,
         min_clients: int = 2,
         wait: int | None = None,
-        deadline: float = 600.0,
+        deadline: float | Schedule = 600.0,
         close_early: bool = False,
         suspend_after: int = 3,
         void_rounds: int = 10,
@@ -110,7 +118,8 @@ class Server:
         callbacks: Iterable[Callback] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
-        check_settings(model, options, strategy, min_clients, deadline, grace, config)
+        check_settings(model, options, strategy, min_clients, grace, config)
+        seconds, self._deadline = deadline_of(deadline, 1), deadline
         check_limits(min_clients, wait, close_early, suspend_after, void_rounds, void_pause)
         self._roles = assign(model, roles)
         check_values(model, self._roles)
@@ -161,7 +170,7 @@ class Server:
             self._aggregation,
             self._callbacks,
             min_clients=min_clients,
-            deadline=deadline,
+            deadline=seconds,
             suspend_after=suspend_after,
             close_early=close_early,
         )
@@ -232,6 +241,8 @@ class Server:
         clients = self._present()
         number, attempt = self.number + 1, self._voids + 1
         self._warn_of_absent(number, clients)
+        if callable(self._deadline):
+            self._collector.deadline = deadline_of(self._deadline, number)
         if not self._has_begun:
             self._has_begun = True
             self._callbacks.federation_begins(self._details())

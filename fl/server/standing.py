@@ -60,7 +60,7 @@ class Candidates(NamedTuple):
 
 
 class Standing:
-    """The records of the clients. `deadline`: seconds.
+    """The records of the clients. `deadline`: seconds; may be set.
 
     suspend_after: tasks without a good answer, among the last eight times as many, after which a client is suspended.
     purpose:       of the tasks, for the log.
@@ -69,7 +69,7 @@ class Standing:
     def __init__(self, suspend_after: int, deadline: float, purpose: Purpose = "train") -> None:
         self._suspend_after = suspend_after
         self._window = (1 << _WINDOW * suspend_after) - 1
-        self._deadline = deadline
+        self.deadline = deadline
         self._tasks = _TASKS[purpose]
         self._records: dict[uuid.UUID, _Record] = {}
         self._turn = 0  # calls of `candidates`
@@ -106,7 +106,7 @@ class Standing:
         """Note an answer that came after its round. No round has waited for a suspended client."""
         record = self._records.setdefault(peer, _Record())
         record.seconds = seconds
-        if record.owed and seconds <= self._deadline:
+        if record.owed and seconds <= self.deadline:
             self.answered(peer, seconds)
 
     def missed(self, peer: uuid.UUID) -> bool:
@@ -151,9 +151,9 @@ class Standing:
         Not at all for a client that has never answered, or whose last answer took longer than the deadline.
         """
         record = self._records.get(peer)
-        if record is None or record.seconds is None or record.seconds > self._deadline:
+        if record is None or record.seconds is None or record.seconds > self.deadline:
             return 0.0
-        return min(self._deadline, _PATIENCE * record.seconds + _SPARE)
+        return min(self.deadline, _PATIENCE * record.seconds + _SPARE)
 
     def state(self) -> dict[str, Any]:
         """Return the records of clients that have missed tasks, and the turn, as plain values, for `restore`."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import netq
 from fl.callbacks.base import Callback
 from fl.outline import RESERVED
-from fl.schedules import resolved
+from fl.schedules import Schedule, resolved
 from fl.strategies.base import Strategy
 from fl.tensors.serialization import messages
 from fl.tensors.spec import Model, specs_of
@@ -24,7 +24,6 @@ def check_settings(
     options: netq.CommunicatorOptions | None,
     strategy: Strategy | None,
     min_clients: int,
-    deadline: float,
     grace: float,
     config: Mapping[str, Any] | None,
 ) -> None:
@@ -36,7 +35,6 @@ def check_settings(
     expect(known, "Server.options", options, form)
     expect(isinstance(strategy, Strategy | None), "Server.strategy", strategy, "an object, as in fl.FedAvg()")
     expect(is_whole(min_clients, 1), "Server.min_clients", min_clients, "1 or more, a whole number")
-    expect(is_number(deadline, 0) and deadline > 0, "Server.deadline", deadline, "seconds, more than 0")
     expect(is_number(grace, 0), "Server.grace", grace, "seconds, 0 or more")
     expect(isinstance(config, Mapping | None), "Server.config", config, "a dict of plain values by name")
     check_config(resolved(config or {}, 1), "Server.config")
@@ -63,6 +61,14 @@ def checked_evaluation(evaluate: bool | Mapping[str, Any]) -> Evaluation:
     right = is_number(found.fraction, 0, 1) and found.fraction > 0
     expect(right, "Server.evaluate.fraction", found.fraction, "a number above 0, and 1 at most")
     return found
+
+
+def deadline_of(deadline: float | Schedule, number: int) -> float:
+    """Return the deadline of a round. Raises InvalidOption unless it is a number above 0."""
+    seconds = deadline(number) if callable(deadline) else deadline
+    name = f"Server.deadline of round {number}" if callable(deadline) else "Server.deadline"
+    expect(is_number(seconds, 0) and seconds > 0, name, seconds, "seconds, more than 0")
+    return seconds
 
 
 def check_limits(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fl
+import netq
 from tests.fl.federation import SHORT, SOON, A, Federation, filled
 
 
@@ -48,6 +49,26 @@ def test_a_late_update_that_counts_is_not_trained_again(caplog: pytest.LogCaptur
             assert trainings == [*range(1, number + 1)]
     said = [line.getMessage() for line in caplog.records]
     assert sum("the reply was ready after" in line and "the server waits 0.4 s" in line for line in said) == 1
+
+
+def test_the_deadline_may_be_a_schedule() -> None:
+    with Federation(deadline=fl.schedules.linear(30.0, 40.0, 2), min_clients=1) as federation:
+        seen: list[float] = []
+
+        def train(model: Any, config: Mapping[str, Any]) -> fl.Update:
+            seen.append(federation.server._collector.deadline)
+            return fl.Update(filled(1), 1)
+
+        federation.join(A, train)
+        for _ in range(3):
+            federation.round(1)
+        assert seen == [30.0, 40.0, 40.0]
+
+
+@pytest.mark.parametrize("deadline", [0.0, -1, "soon", lambda number: 1 - number])
+def test_a_wrong_deadline_is_refused(deadline: Any) -> None:
+    with pytest.raises(netq.InvalidOption, match=r"Server\.deadline( of round 1)?: .*; expected seconds, more than 0"):
+        fl.Server(filled(0), deadline=deadline)
 
 
 def test_the_log_recommends_a_deadline(caplog: pytest.LogCaptureFixture) -> None:
