@@ -14,6 +14,7 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ from edge.work import Work
 from edge.worker import Order
 from fl.compression.packed import Unpacked
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Describe, Description, Job, Reply, Skip, Task, Update
+from fl.messages import MESSAGES, Describe, Description, Introduction, Job, Reply, Skip, Task, Update
 from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.model import check_specs
 from fl.tensors.roles import SENT, of_role
@@ -132,7 +133,7 @@ def _look_at_server(config: Config, *, is_federation: bool) -> _Answer | None:
     answers: list[_Answer] = []
 
     def ask(queue: netq.Communicator) -> None:
-        answers.extend(_described(queue) if is_federation else [])
+        answers.extend(_described(queue, config.properties) if is_federation else [])
 
     options = replace(config.options(), id=uuid.uuid4(), serialization=MESSAGES)
     found = reach(config.protocol, options, TIMEOUT, ask)
@@ -156,9 +157,11 @@ def _layers(found: Reached) -> str:
     return ", ".join(layers)
 
 
-def _described(queue: netq.Communicator) -> list[_Answer]:
+def _described(queue: netq.Communicator, properties: Mapping[str, Any]) -> list[_Answer]:
     """Ask the server to describe its tasks. Return its answer, or nothing."""
     begin = time.monotonic()
+    if properties:
+        queue.put(Introduction(properties))
     queue.put(Describe("edge check"))
     while (left := begin + PATIENCE - time.monotonic()) > 0:
         try:

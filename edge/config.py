@@ -10,6 +10,7 @@ Opens no connection, starts nothing, and imports nothing of the user's.
               train, evaluate    "module:function", as in "farm.training:train"
               compression        compression of this device's updates, as in { dtype = "int8" }; "auto": by the measured
                                  rate of the link; default: the server's
+              properties         what the server's strategy may choose by, as in { region = "eu", memory_mb = 512 }
               state              folder for the last update, and for what training keeps from round to round;
                                  default: $STATE_DIRECTORY, which systemd sets; else they are kept in memory
 [training]    any field of edge.Limits: memory, seconds, threads, nice, keep
@@ -40,6 +41,7 @@ from edge.fitness import Fitness
 from edge.limits import Limits
 from edge.machine import Machine
 from fl.outline import RESERVED
+from fl.properties import checked
 from netq.cli.toml_file import File, Override, in_file_terms
 from netq.errors import InvalidOption, NotNow, SecurityError
 from netq.options import (
@@ -58,7 +60,7 @@ FILE = "the device's TOML file"  # its description in errors
 SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the agent is a service
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
-    "client": ("id", "train", "evaluate", "compression", "state"),
+    "client": ("id", "train", "evaluate", "compression", "properties", "state"),
     "training": tuple(option.name for option in fields(Limits)),
     "fit": fitness.KEYS,
     "security": ("key", "certificate", "authority", "post_quantum"),
@@ -76,6 +78,7 @@ class Config:
 
     train, evaluate: "module:function"; imported by the process that does the tasks.
     compression:     the fields of an fl.Compression by name, its text, or "auto"; None: as the server says.
+    properties:      what the server and its strategy may choose by, as of fl.Client.
     settings:        joined to the config that train and evaluate get, and stronger than it.
     state:           folder for the last update, and for what training keeps. None: in memory.
     """
@@ -86,6 +89,7 @@ class Config:
     train: str | None = None
     evaluate: str | None = None
     compression: Mapping[str, Any] | str | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
     training: Limits = field(default_factory=Limits)
     fit: Fitness = field(default_factory=Fitness)
     state: Path | None = None
@@ -113,6 +117,7 @@ class Config:
             train=_name(file, "train"),
             evaluate=_name(file, "evaluate"),
             compression=_compression(file),
+            properties=_properties(file),
             settings=file.table("settings"),
         )
 
@@ -227,6 +232,13 @@ def _name(file: File, key: str) -> str | None:
         if key in file.table("client")
         else None
     )
+
+
+def _properties(file: File) -> dict[str, Any]:
+    try:
+        return checked(file.table("client").get("properties", {}), "client.properties")
+    except InvalidOption as error:
+        raise file.wrong(str(error)) from None
 
 
 def _compression(file: File) -> Mapping[str, Any] | str | None:

@@ -1,7 +1,7 @@
 """A device that runs a Flower ClientApp: `edge run --flower APP CLIENT.toml`; APP is an app's folder, or "module:app".
 
 Without a file, the server is one of this machine. The file is that of edge/config.py, without the keys that a ClientApp
-replaces (client.train, client.evaluate, client.compression, [settings]), and with one more table:
+replaces (client.train, client.evaluate, client.compression, client.properties, [settings]), and with one more table:
 
 [training]    as in edge/config.py, but keep is true unless the file says otherwise: to import Flower takes a second
 [flower]      the node's config, as in partition-id = 0; the app reads it from context.node_config
@@ -101,8 +101,9 @@ def _node_config(file: File) -> dict[str, Any]:
     for key in ("train", "evaluate"):
         if key in file.table("client"):
             raise file.wrong(f"client.{key}: is not for --flower, whose app trains and evaluates; leave it out")
-    if "compression" in file.table("client"):
-        raise file.wrong("client.compression: is not for --flower, whose messages are its app's; leave it out")
+    for key in ("compression", "properties"):
+        if key in file.table("client"):
+            raise file.wrong(f"client.{key}: is not for --flower, whose messages are its app's; leave it out")
     if file.table("settings"):
         raise file.wrong("[settings]: is not for --flower; a node's config is the table [flower]")
     for name, value in file.table("flower").items():

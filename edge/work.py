@@ -7,6 +7,7 @@ edge/flower.py that of a Flower app. Imports neither numpy nor Flower.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import netq
@@ -84,7 +85,7 @@ def federation(config: Config) -> Work:
     return Work(
         noun="federation",
         messages=OUTLINES,
-        converse=conversation.Conversation,
+        converse=partial(conversation.Conversation, properties=config.properties),
         tasks="edge.tasks:TrainingTasks",
         arguments={name: getattr(config, name) for name in names},
         title=", ".join(name for name in (config.train, config.evaluate) if name is not None),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from fl.messages import Report, Skip, Update
     from fl.metrics import Sum
+    from fl.properties import ClientInfo
     from fl.report import ClientFailure, FailureKind, RoundReport
     from fl.server.server import Server
     from fl.simulation.simulate import simulate
@@ -58,6 +59,7 @@ __all__ = [
     "CheckpointError",
     "Client",
     "ClientFailure",
+    "ClientInfo",
     "ClientState",
     "Compression",
     "EarlyStopping",
@@ -135,6 +137,7 @@ MODULES = {
     ),
     "fl.messages": ("Report", "Skip", "Update"),
     "fl.metrics": ("Sum",),
+    "fl.properties": ("ClientInfo",),
     "fl.report": ("ClientFailure", "FailureKind", "RoundReport"),
     "fl.server.server": ("Server",),
     "fl.simulation.simulate": ("simulate",),

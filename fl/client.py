@@ -12,6 +12,7 @@ from fl.compression.compressor import Compression
 from fl.conversation import Conversation, Link
 from fl.membership import Membership, take_part
 from fl.outline import OUTLINES
+from fl.properties import Properties, checked
 from fl.trainer import Evaluate, Train, Trainer
 from netq.validate import expect
 
@@ -27,6 +28,7 @@ class Client:
         the measured rate of the link (fl/compression/auto.py). Packing takes the memory of two more models: the model
         before training, and the changes that were not sent.
     seed: of the random rounding in packing; None: the system's.
+    properties: what the server and its strategy may choose by: numbers, texts, True or False by name, 64 at most.
     """
 
     def __init__(
@@ -35,7 +37,9 @@ class Client:
         evaluate: Evaluate | None = None,
         compression: Compression | str | None = None,
         seed: int | None = None,
+        properties: Properties | None = None,
     ) -> None:
+        self._properties = checked(properties or {}, "Client.properties")
         self.trainer = Trainer(train, evaluate, compression, seed)
         self._link = Link()
 
@@ -51,7 +55,7 @@ class Client:
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        conversation = Conversation(queue, membership, self._link)
+        conversation = Conversation(queue, membership, self._link, self._properties)
         while (task := conversation.next_task()) is not None:
             answer = self.trainer.answer(task, self._link.rate)
             conversation.reply(task, answer)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from typing import Any
 
 import netq
 from fl.membership import Membership
-from fl.outline import Finished, Job, Permit, Task, failure, leave, offer
+from fl.outline import Finished, Job, Permit, Task, failure, introduction, leave, offer
 
 log = logging.getLogger("netq.fl")
 
@@ -42,9 +43,14 @@ class Link:
 
 
 class Conversation:
-    """The messages of one session. Its communicator has the serialisation fl.outline.OUTLINES."""
+    """The messages of one session. Its communicator has the serialisation fl.outline.OUTLINES.
 
-    def __init__(self, queue: netq.Communicator, membership: Membership, link: Link) -> None:
+    properties: what the client says of itself, at once; {} says nothing.
+    """
+
+    def __init__(
+        self, queue: netq.Communicator, membership: Membership, link: Link, properties: Mapping[str, Any]
+    ) -> None:
         self._queue = queue
         self._membership = membership
         self._link = link
@@ -54,6 +60,8 @@ class Conversation:
         self._was_late = False  # whether the last reply came after the deadline of its task
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
         self.delivered: Job | None = None  # the last job whose reply the server has
+        if properties:
+            queue.put(introduction(properties))
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Task | None:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.

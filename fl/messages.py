@@ -4,6 +4,7 @@
     server ◄─Offer── client        the reply is ready, and too large to send without a permit
     server ─Permit─► client        there is room for the reply
     server ◄─Reply── client        an Update (train), a Report (evaluate), a Skip, or the reason of a failure
+    server ◄Introduction client    the client's properties, at the begin of a session
     server ◄─Leave── client        the client closes its session, and why
     server ◄Describe─ client       a client that wants no task, but to know what tasks are like
     server Description► client     the answer
@@ -27,13 +28,15 @@ import numpy as np
 
 from fl import metrics
 from fl.compression.packed import Packed, is_shape
+from fl.errors import InvalidUpdate
 from fl.outline import PURPOSES, Purpose
+from fl.properties import Properties, checked
 from fl.tensors import serialization as tensors
 from fl.tensors.checks import expect
 from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
 from fl.tensors.roles import ROLES, Roles, are_roles
 from fl.tensors.spec import Model, nbytes, plain
-from netq.errors import Unreadable
+from netq.errors import InvalidOption, Unreadable
 from netq.options import SerializationOptions
 from netq.text import printable
 from netq.utils.stream import Stream
@@ -212,6 +215,19 @@ class End:
 
 
 @dataclass(frozen=True)
+class Introduction:
+    """Says what the client is like. `properties`: plain values by name, for the server's and the strategy's choice."""
+
+    properties: Properties
+
+    def __post_init__(self) -> None:
+        try:
+            checked(self.properties, "properties")
+        except InvalidOption as error:
+            raise InvalidUpdate(str(error)) from None
+
+
+@dataclass(frozen=True)
 class Leave:
     """Announces that the client closes its session: it is not fit for tasks now."""
 
@@ -265,9 +281,9 @@ class Description:
 
 Content: TypeAlias = Update | Report | Skip
 Measured = TypeVar("Measured", Update, Report)
-Message: TypeAlias = Task | Offer | Permit | Reply | Leave | Describe | Description | End
+Message: TypeAlias = Task | Offer | Permit | Reply | Introduction | Leave | Describe | Description | End
 
-_WITHOUT_JOB = (Leave, Describe, Description, End)
+_WITHOUT_JOB = (Introduction, Leave, Describe, Description, End)
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
 _CONTENTS: dict[str, type[Content]] = {kind.__name__: kind for kind in (Update, Report, Skip)}
 _PLAIN = tensors.messages()

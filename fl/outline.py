@@ -6,6 +6,7 @@ the whole of their checks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 from fl.tensors.json_format import JsonSerializer
@@ -74,6 +75,11 @@ def offer(job: Job, size: int) -> dict[str, Any]:
 def failure(job: Job, reason: str) -> dict[str, Any]:
     """Return the Reply to a task that failed."""
     return {"type": "Reply", "job": job, "content": reason}
+
+
+def introduction(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Introduction of a client."""
+    return {"type": "Introduction", "properties": dict(properties)}
 
 
 def leave(reason: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.tensors*"],
     ["fl.aggregation*"],
     ["fl.compression*"],
-    ["fl.outline"],
+    ["fl.outline", "fl.properties"],
     ["fl.metrics"],
     ["fl.messages", "fl.report", "fl.membership"],
     ["fl.conversation"],

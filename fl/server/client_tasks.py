@@ -13,7 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
@@ -22,6 +22,7 @@ from fl.messages import (
     Describe,
     Description,
     End,
+    Introduction,
     Job,
     Leave,
     Message,
@@ -35,6 +36,7 @@ from fl.messages import (
     serialization,
 )
 from fl.outline import Purpose
+from fl.properties import ClientInfo, Properties
 from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission, Sending
 from fl.server.dispatcher import TaskDispatcher
@@ -78,6 +80,7 @@ class ClientTasks:
     grace:    seconds; a client without a connection for longer is lost. The rate of a client that sends while others
               wait is measured over so long.
     bounds:   of the updates that may be on their way at once, and of one message.
+    config_of: returns what a client's task of a round has in its config besides the task's own; None: nothing.
     """
 
     def __init__(
@@ -89,7 +92,8 @@ class ClientTasks:
         grace: float,
         bounds: Limits,
         callbacks: Callbacks,
-        describe: Callable[[], Description],
+        describe: Callable[[ClientInfo], Description],
+        config_of: Callable[[ClientInfo, int], Mapping[str, Any]] | None,
     ) -> None:
         # From the caller: fixed from the start.
         self.run = run
@@ -97,6 +101,7 @@ class ClientTasks:
         self._bounds = bounds
         self._callbacks = callbacks
         self._describe = describe
+        self._config_of = config_of
         # Which clients may send their update: room for it is limited.
         self._admission = Admission(bounds.room)
         self._offers: dict[uuid.UUID, Offer] = {}  # of this session, to the present task
@@ -114,6 +119,8 @@ class ClientTasks:
         self._begun: deque[uuid.UUID] = deque()  # clients whose session has begun since `new_sessions`
         self.renewed: deque[uuid.UUID] = deque()  # those whose session has begun since the server cleared this
         self.visitors: set[uuid.UUID] = set()  # clients that only look: they get no task
+        self.properties: dict[uuid.UUID, Properties] = {}  # what each client says of itself
+        self._introduced: set[uuid.UUID] = set()  # clients that have said so in this session
         self._leaving: set[uuid.UUID] = set()  # clients that have said in this session that they leave
         self._next_check = 0.0  # by time.monotonic()
         # The queue, and what finds the answers among its messages.
@@ -139,7 +146,7 @@ class ClientTasks:
     def new_sessions(self) -> set[uuid.UUID]:
         """Return the clients whose session has begun since the last call, and forget clients that have gone."""
         known = self.queue.statistics()
-        for by_peer in (self._owed, self._seconds, self._replies, self._offers):
+        for by_peer in (self._owed, self._seconds, self._replies, self._offers, self.properties):
             for peer in by_peer.keys() - known.keys():
                 del by_peer[peer]
         self._permitted &= known.keys()
@@ -147,6 +154,7 @@ class ClientTasks:
         self._held &= known.keys()
         self._wrong &= known.keys()
         self.visitors &= known.keys()
+        self._introduced &= known.keys()
         self._leaving &= known.keys()
         return {self._begun.popleft() for _ in range(len(self._begun))}
 
@@ -167,20 +175,33 @@ class ClientTasks:
             self.forget(peer)
         self._admission.patience = max(_CHECK, min(self._grace, limit / _PATIENCE))
         unasked = self._admission.share(len(self._asked) + len(clients))
-        tasks: dict[int, dict[uuid.UUID, Key]] = {}  # by the replies that a client has sent to this job
-        for peer in clients:
-            tasks.setdefault(self._replied(peer, task.job), {})[peer] = Key(peer, task.job)
+        tasks = self._tasks_of(replace(task, unasked=unasked, deadline=limit), clients)
         asked, now = {}, time.monotonic()
         for peer in clients:  # before the tasks are sent: a user's callback, or Ctrl-C, may interrupt what follows
             is_first = peer not in self._owed and peer not in self._seconds
             asked[peer] = _Asked(task.job, now + limit, is_first)
             self._owed.setdefault(peer, deque(maxlen=_OWED)).append(_Owed(task.job, now, unasked))
-        for answered, keys in tasks.items():
-            each = replace(task, unasked=unasked, answered=answered, deadline=limit)
+        for each, keys in tasks:
             self._dispatcher.ask(each, keys, limit, keep_late=keep_late)
         self._asked.update(asked)
         for peer in clients:
             self._callbacks.client_is(peer, ClientState.TRAINING)
+
+    def _tasks_of(self, task: Task, clients: Collection[uuid.UUID]) -> list[tuple[Task, dict[uuid.UUID, Key]]]:
+        """Return the tasks that differ by client, each with those clients that get it."""
+        keys = {peer: Key(peer, task.job) for peer in clients}
+        counts = {peer: self._replied(peer, task.job) for peer in clients}
+        if self._config_of is None:
+            return [
+                (replace(task, answered=count), {peer: keys[peer] for peer in clients if counts[peer] == count})
+                for count in sorted(set(counts.values()))
+            ]
+        configs = {peer: {**self._config_of(self.info(peer), task.job.round), **task.config} for peer in clients}
+        return [(replace(task, answered=counts[peer], config=configs[peer]), {peer: keys[peer]}) for peer in clients]
+
+    def info(self, peer: uuid.UUID) -> ClientInfo:
+        """Return what is known of a client."""
+        return ClientInfo(peer, self.properties.get(peer, {}))
 
     def trim(self, size: int) -> None:
         """Cancel tasks that have not arrived, where they keep more old models alive than there is room for.
@@ -328,6 +349,8 @@ class ClientTasks:
                 return self._receive_offer(peer, message)
             case Reply():
                 return self._receive_reply(peer, message.job, message.content)
+            case Introduction():
+                return self._receive_introduction(peer, message)
             case Leave():
                 return self._receive_leave(peer, message)
             case Describe():
@@ -339,6 +362,8 @@ class ClientTasks:
     def _session_over(self, peer: uuid.UUID) -> None:
         """Forget what a client has said in its session. The dispatcher calls this behind the session's last message."""
         self.visitors.discard(peer)
+        self._introduced.discard(peer)
+        self.properties.pop(peer, None)
         self._leaving.discard(peer)
         self._forget_offer(peer)
         if peer in self._held | self._wrong:  # in the next session it may hold up the others again
@@ -353,6 +378,13 @@ class ClientTasks:
         self._permitted.discard(peer)
         self._offered_again.discard(peer)
 
+    def _receive_introduction(self, peer: uuid.UUID, introduction: Introduction) -> bool:
+        if peer in self._introduced:  # it says so once a session
+            return False
+        self._introduced.add(peer)
+        self.properties[peer] = introduction.properties
+        return True
+
     def _receive_leave(self, peer: uuid.UUID, leave: Leave) -> bool:
         if peer in self._leaving:  # it says so once a session
             return False
@@ -366,7 +398,7 @@ class ClientTasks:
         log.info("%s: wants no task: %s", peer, question.reason)
         self.visitors.add(peer)
         try:
-            description = self._describe()
+            description = self._describe(self.info(peer))
         except Exception:  # of the user's strategy, as it would in the next round
             log.exception("the next task cannot be described")
         else:

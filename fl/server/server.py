@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import islice
 from types import TracebackType
@@ -28,6 +28,7 @@ from fl.callbacks.base import Callback, Callbacks
 from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewUpdates
 from fl.messages import Description, Job, Task
 from fl.outline import Purpose
+from fl.properties import ClientInfo
 from fl.report import ClientFailure, FailureKind, RoundReport, RoundState
 from fl.schedules import Schedule, resolved
 from fl.server import details
@@ -86,7 +87,8 @@ class Server:
                   "averaged", "unit", "constant" or "local" (fl/tensors/roles.py). Others are what `fl.state` says of
                   them, or what names and values tell. A local tensor is in no model of the server.
     config:       values that the clients get in every round; the strategy's own config is added. A value may be a
-                  function of the number of the round (fl.schedules).
+                  function of the number of the round (fl.schedules). Or a function that returns such values for a
+                  client (fl.ClientInfo).
     evaluate:     whether the clients of a round evaluate its model. {"every": 5, "fraction": 0.2}: after each fifth
                   round, by a random fifth of them (one at least), which the strategy's seed and the round choose.
     memory_limit: bytes for the model, its successor, and the updates that are on their way. It bounds how many updates
@@ -111,7 +113,7 @@ class Server:
         void_pause: float = 1.0,
         grace: float = 10.0,
         roles: Mapping[str, str] | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | Callable[[ClientInfo], Mapping[str, Any]] | None = None,
         evaluate: bool | Mapping[str, Any] = False,
         memory_limit: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -146,7 +148,8 @@ class Server:
         self._has_begun = False  # the first round of this server
         self._voids = 0  # attempts since the last round that counted
         self._alike: set[ClientFailure] = set()  # the failure of all clients in each of them, if there is one
-        self._config = dict(config or {})
+        self._config: Mapping[str, Any] = {} if callable(config) else dict(config or {})
+        self._config_by_client = config if callable(config) else None
         self._evaluation = checked_evaluation(evaluate)
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
         self._closed = threading.Event()
@@ -159,11 +162,13 @@ class Server:
                 bounds=bounds,
                 callbacks=self._callbacks,
                 describe=self._description,
+                config_of=self._config_of if callable(config) else None,
             )
         except BaseException:
             if self._checkpoint is not None:
                 self._checkpoint.close()
             raise
+        self._strategy.properties = self._tasks.properties
         self._collector = UpdateCollector(
             self._tasks,
             self._strategy,
@@ -456,10 +461,22 @@ class Server:
             roles={name: role for name, role in self._roles.items() if role != "trained"},
         )
 
-    def _description(self) -> Description:
+    def _config_of(self, client: ClientInfo, number: int) -> Mapping[str, Any]:
+        """Return what the user's function gives a client. Raises InvalidOption, and what the function raises."""
+        assert self._config_by_client is not None
+        config = self._config_by_client(client)
+        whose = f"Server.config of client {client.id}"
+        expect(isinstance(config, Mapping), whose, config, "a dict of plain values by name")
+        found = resolved(config, number)
+        check_config(found, whose)
+        return found
+
+    def _description(self, client: ClientInfo) -> Description:
         task = self._task(self.number + 1, "train")
         specs = {name: (spec.shape, spec.dtype, spec.device is not None) for name, spec in specs_of(task.model).items()}
-        return Description(task.job.round, specs, task.config, task.deltas, task.compression, task.roles, time.time())
+        config = {} if self._config_by_client is None else self._config_of(client, task.job.round)
+        config = {**config, **task.config}
+        return Description(task.job.round, specs, config, task.deltas, task.compression, task.roles, time.time())
 
     def _client_config(self, number: int) -> Mapping[str, Any]:
         own = resolved(self._strategy.config(number), number)

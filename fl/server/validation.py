@@ -25,7 +25,7 @@ def check_settings(
     strategy: Strategy | None,
     min_clients: int,
     grace: float,
-    config: Mapping[str, Any] | None,
+    config: object,
 ) -> None:
     """Raise InvalidOption unless these are valid arguments of fl.Server; InvalidUpdate for a model without a mean."""
     expect(isinstance(model, Mapping) and len(model) > 0, "Server.model", model, "a dict of arrays or tensors by name")
@@ -36,8 +36,10 @@ def check_settings(
     expect(isinstance(strategy, Strategy | None), "Server.strategy", strategy, "an object, as in fl.FedAvg()")
     expect(is_whole(min_clients, 1), "Server.min_clients", min_clients, "1 or more, a whole number")
     expect(is_number(grace, 0), "Server.grace", grace, "seconds, 0 or more")
-    expect(isinstance(config, Mapping | None), "Server.config", config, "a dict of plain values by name")
-    check_config(resolved(config or {}, 1), "Server.config")
+    form = "a dict of plain values by name, or a function that returns one for a client"
+    expect(config is None or isinstance(config, Mapping) or callable(config), "Server.config", config, form)
+    if isinstance(config, Mapping):
+        check_config(resolved(config, 1), "Server.config")
 
 
 class Evaluation(NamedTuple):

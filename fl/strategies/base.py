@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+import logging
 import math
 import random
 import re
@@ -25,11 +26,14 @@ from typing import Any
 
 from fl.compression.compressor import Compression, as_compression
 from fl.messages import Update
+from fl.properties import Properties, Where, check_where, matches
 from fl.tensors.roles import Role
 from fl.tensors.spec import Model
 from netq.errors import InvalidOption
 from netq.text import did_you_mean
 from netq.validate import expect, is_number, is_whole, whole
+
+log = logging.getLogger("netq.fl")
 
 Discount = Callable[[int], float]  # staleness in rounds (0: in time) -> factor of the weight, at most 1
 
@@ -45,6 +49,8 @@ class Strategy(abc.ABC):
                  precedence. None: no compression.
     staleness:   weight of a late update as a function of its age in rounds: fl.polynomial, fl.hinge, a function, or a
                  text such as "hinge(10, 4)". None: late updates are refused.
+    where:       which clients take part: values, or lists of values, by property, as in {"region": "eu"}; or a function
+                 of a client's properties. None: all.
     seed:        of the random selection of clients, together with the number of the round.
     max_examples: bound on the `num_examples` of an update or report, which clients claim and which cannot be verified:
                  larger numbers count as this one. "equal": all count as 1. None: no bound.
@@ -63,6 +69,7 @@ class Strategy(abc.ABC):
         config: Mapping[str, Any] | None = None,
         compression: Compression | str | None = None,
         staleness: Discount | str | None = None,
+        where: Where | None = None,
         seed: int = 0,
         max_examples: int | str | None = None,
         **unknown: Any,
@@ -75,6 +82,9 @@ class Strategy(abc.ABC):
         valid = isinstance(config, Mapping | None)
         expect(valid, f"{type(self).__name__}.config", config, "a dict of plain values by name")
         self._config = dict(config or {})
+        check_where(where, f"{type(self).__name__}.where")
+        self._where = where
+        self.properties: Mapping[uuid.UUID, Properties] = {}
         self._seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
         bounded = max_examples in (None, "equal") or is_whole(max_examples, 1)
         expect(bounded, f"{type(self).__name__}.max_examples", max_examples, "a whole number of 1 or more, or 'equal'")
@@ -83,7 +93,15 @@ class Strategy(abc.ABC):
         self.staleness = None if staleness is None else as_discount(staleness)
 
     def select(self, number: int, clients: Sequence[uuid.UUID]) -> Sequence[uuid.UUID]:
-        """Return the connected clients that take part in round `number` (1, 2, …). Random, but reproducible."""
+        """Return the connected clients that take part in round `number` (1, 2, …). Random, but reproducible.
+
+        `self.properties` has what each client says of itself.
+        """
+        if self._where is not None:
+            clients = [each for each in clients if matches(self._where, self.properties.get(each, {}))]
+            if not clients:
+                log.warning("round %d: no client has the properties that are wanted: %s", number, self._where)
+                return []
         count = math.ceil(self.enough(len(clients)) * (1 + self._oversample))
         return random.Random(f"{self._seed} {number}").sample(sorted(clients), min(count, len(clients)))
 

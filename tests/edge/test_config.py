@@ -156,6 +156,8 @@ def test_every_connection_option_can_be_set(tmp_path: Path) -> None:
         (SERVER + "[client]\nid = 7\n", "client.id: 7", "expected a UUID"),
         (SERVER + "[client]\ntrain = 7\n", "client.train: 7", 'expected "module:function"'),
         (SERVER + "[client]\ncompression = 8\n", "client.compression: 8; expected", "a table"),
+        (SERVER + "[client]\nproperties = 8\n", "client.properties: 8; expected", "numbers, texts, True or False"),
+        (SERVER + "[client]\nproperties = { a = [] }\n", "client.properties: 'a': []; expected", "numbers, texts"),
         (SERVER + '[client]\nstate = "device.toml"\n', "client.state: ", "expected a folder, and there is a file"),
         (SERVER + "[training]\nmemory = 0\n", "training.memory: 0", "a whole number above 0"),
         (SERVER + "[training]\nseconds = -1\n", "training.seconds: -1", "more than 0"),

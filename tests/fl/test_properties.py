@@ -1,0 +1,159 @@
+"""Tests of fl/properties.py: what clients say of themselves, and what servers and strategies choose by it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import fl
+import netq
+from fl.messages import MESSAGES, Introduction, Task, Update
+from fl.outline import introduction
+from fl.properties import Properties, checked, matches
+from fl.server.client_tasks import ClientTasks
+from netq.utils.stream import Stream
+from tests.fl.federation import SOON, A, B, C, Federation, at, filled, reply
+
+EU: Properties
+US: Properties
+EU, US = {"region": "eu", "memory_mb": 512}, {"region": "us", "memory_mb": 4096}
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ([], r"p: \[\]; expected at most 64 numbers, texts, True or False by name"),
+        ({str(number): 1 for number in range(65)}, "p: {.*; expected at most 64"),
+        ({3: 1}, "p: a name: 3; expected"),
+        ({"": 1}, "p: a name: ''"),
+        ({"a\n": 1}, "p: a name: "),
+        ({"a": "x" * 201}, "p: 'a': 'x"),
+        ({"a": "\x1b[31m"}, "p: 'a': "),
+        ({"a": float("nan")}, "p: 'a': nan"),
+        ({"a": 2**63}, "p: 'a': 9223372036854775808"),
+        ({"a": [1]}, r"p: 'a': \[1\]"),
+        ({"a": None}, "p: 'a': None"),
+    ],
+)
+def test_wrong_properties_are_named(properties: Any, said: str) -> None:
+    with pytest.raises(netq.InvalidOption, match=said):
+        checked(properties, "p")
+    with pytest.raises(fl.InvalidUpdate, match="^properties: " if said.startswith("p:") else ""):
+        Introduction(properties)
+    with pytest.raises(netq.InvalidOption, match=r"^Client\.properties: "):
+        fl.Client(lambda model, config: Update(model, 1), properties=properties or 1)
+
+
+@pytest.mark.parametrize(
+    ("where", "right"),
+    [
+        *((None, True), ({}, True), ({"region": "eu"}, True), ({"region": "us"}, False), ({"gpu": True}, False)),
+        *(({"region": ["us", "eu"]}, True), ({"region": "eu", "memory_mb": 4096}, False), ({"memory_mb": 512.0}, True)),
+        (lambda properties: properties.get("memory_mb", 0) > 100, True),
+    ],
+)
+def test_clients_match_by_their_properties(where: Any, right: bool) -> None:
+    assert matches(where, EU) == right
+
+
+def test_true_is_not_1() -> None:
+    assert not matches({"gpu": True}, {"gpu": 1})
+
+
+@pytest.mark.parametrize("where", ["eu", 3, {"region": None}, {3: "eu"}, {"region": [["eu"]]}])
+def test_a_wrong_choice_is_refused(where: Any) -> None:
+    with pytest.raises(netq.InvalidOption, match=r"FedAvg\.where"):
+        fl.FedAvg(where=where)
+
+
+def joins(federation: Federation, id: uuid.UUID, value: float, properties: Properties | None = None) -> None:
+    client = fl.Client(lambda model, config: Update(filled(value), 1), properties=properties)
+    federation.start(client.run, at(federation.server.netloc, id))
+
+
+def introduced(federation: Federation, count: int) -> ClientTasks:
+    """Wait until so many clients have said what they are like."""
+    tasks = federation.server._tasks
+    federation.server.wait(count, SOON)
+    while len(tasks.properties) < count:
+        tasks.read()
+    return tasks
+
+
+def test_a_strategy_selects_by_properties() -> None:
+    with Federation(strategy=fl.FedAvg(where={"region": "eu"}), min_clients=2) as federation:
+        for id, value, properties in ((A, 1, EU), (B, 3, EU), (C, 100, US)):
+            joins(federation, id, value, properties)
+        tasks = introduced(federation, 3)
+        report = federation.round(3)
+        assert set(report.clients) == {A, B}
+        assert federation.w == filled(2)["w"].tolist()
+        assert tasks.properties == {A: EU, B: EU, C: US}
+
+
+def test_a_choice_of_no_client_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(strategy=fl.FedAvg(where={"region": "moon"}), min_clients=1) as federation:
+        joins(federation, A, 1, EU)
+        introduced(federation, 1)
+        assert not federation.round(1).clients
+    assert "round 1: no client has the properties that are wanted: {'region': 'moon'}" in caplog.text
+
+
+def test_the_config_may_be_a_function_of_the_client() -> None:
+    seen: dict[uuid.UUID, list[Mapping[str, Any]]] = {A: [], B: []}
+
+    def config(client: fl.ClientInfo) -> dict[str, Any]:
+        rate = fl.schedules.step(1.0, 0.5, 1)
+        return {"epochs": int(client.properties["memory_mb"]) // 512, "rate": rate, "mine": client.id.int}
+
+    settings: Any = {"config": config, "strategy": fl.FedAvg(config={"mine": "the strategy's"})}
+    with Federation(**settings) as federation:
+        for id, properties in ((A, EU), (B, US)):
+
+            def train(model: Any, config: Mapping[str, Any], id: uuid.UUID = id) -> Update:
+                seen[id].append(config)
+                return Update(filled(1), 1)
+
+            federation.start(fl.Client(train, properties=properties).run, at(federation.server.netloc, id))
+        introduced(federation, 2)
+        for _ in range(2):
+            federation.round(2)
+    assert [(each["epochs"], each["rate"], each["mine"]) for each in seen[A]] == [
+        (1, 1.0, "the strategy's"),
+        (1, 0.5, "the strategy's"),
+    ]
+    assert [each["epochs"] for each in seen[B]] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (lambda client: 3, f"Server.config of client {A}: 3; expected a dict of plain values by name"),
+        (lambda client: {"round": 3}, f"Server.config of client {A}: 'round' is the number of the round"),
+        (lambda client: {"f": object()}, f"Server.config of client {A}: 'f': a builtins.object"),
+    ],
+)
+def test_a_wrong_config_of_a_client_is_named(config: Any, said: str) -> None:
+    with Federation(config=config, min_clients=1) as federation:
+        joins(federation, A, 1)
+        with pytest.raises(netq.InvalidOption) as caught:
+            federation.round(1)
+    assert said in str(caught.value)
+
+
+def test_a_client_introduces_itself_once_a_session() -> None:
+    def repeats(task: Task) -> list[Any]:
+        return [introduction({"n": number}) for number in range(3)] + [reply(task, Update(filled(1), 1))]
+
+    with Federation(min_clients=1) as federation:
+        federation.join_raw(A, repeats)
+        assert federation.round(1).clients == (A,)
+        assert federation.server._tasks.properties == {A: {"n": 0}}
+
+
+def test_properties_travel() -> None:
+    message = Introduction({"a": 1, "b": 0.5, "c": "text", "d": True})
+    assert MESSAGES.load(Stream([bytearray(bytes(MESSAGES.dump(message)))])) == message
