@@ -39,7 +39,7 @@ class Client:
         seed: int | None = None,
         properties: Properties | None = None,
     ) -> None:
-        self._properties = checked(properties or {}, "Client.properties")
+        self._properties = checked({} if properties is None else properties, "Client.properties")
         self.trainer = Trainer(train, evaluate, compression, seed)
         self._link = Link()
 

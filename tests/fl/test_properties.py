@@ -44,7 +44,7 @@ def test_wrong_properties_are_named(properties: Any, said: str) -> None:
     with pytest.raises(fl.InvalidUpdate, match="^properties: " if said.startswith("p:") else ""):
         Introduction(properties)
     with pytest.raises(netq.InvalidOption, match=r"^Client\.properties: "):
-        fl.Client(lambda model, config: Update(model, 1), properties=properties or 1)
+        fl.Client(lambda model, config: Update(model, 1), properties=properties)
 
 
 @pytest.mark.parametrize(
