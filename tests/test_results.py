@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.results import fednova
+from benchmarks.results import fednova, pfedme, qffl
 
 
 @pytest.mark.parametrize("name", fednova.STRATEGIES)
@@ -24,3 +24,13 @@ def test_fixed_points_near_those_of_lemma_1_for_small_rates() -> None:
     for name in fednova.STRATEGIES:
         given = fednova.problem((1e-9,))
         assert np.linalg.norm(given.fixed_point(name) - given.limit(name)) < 1e-7
+
+
+def test_pfedme_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    pfedme.main(rounds=1, runs=1)
+    assert "pFedMe, personal | " in capsys.readouterr().out
+
+
+def test_qffl_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    qffl.main(rounds=1, runs=1)
+    assert "\n1.0 | " in capsys.readouterr().out

@@ -1,4 +1,11 @@
-"""Prints a published result that fl has computed again: python -m benchmarks.results fednova"""
+"""Prints a published result, computed again with fl (docs/reference/results.md):
+
+    python -m benchmarks.results fednova
+    python -m benchmarks.results pfedme [--rounds 600] [--runs 2]
+    python -m benchmarks.results qffl [--rounds 3000] [--runs 2]
+
+Runs differ in their random numbers.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +13,25 @@ import argparse
 import logging
 import time
 
-from benchmarks.results import fednova
+from benchmarks.results import fednova, pfedme, qffl
 
-RESULTS = {"fednova": fednova.main}
+RESULTS = {"pfedme": (pfedme.main, 600, 2), "qffl": (qffl.main, 3000, 2)}  # with their rounds and runs
 
 
 def main() -> None:
     """Print the result that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results")
-    parser.add_argument("result", choices=RESULTS)
+    parser.add_argument("result", choices=("fednova", *RESULTS))
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--runs", type=int)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)  # also that one client has most of the examples of a round
     begin = time.monotonic()
-    RESULTS[arguments.result]()
+    if arguments.result == "fednova":
+        fednova.main()
+    else:
+        show, rounds, runs = RESULTS[arguments.result]
+        show(arguments.rounds or rounds, arguments.runs or runs)
     print(f"{time.monotonic() - begin:.0f} s")
 
 
