@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import fl
 
-CLIENTS, ROUNDS = 8, 20
+CLIENTS, ROUNDS = 8, 8
 
 images, labels = load_digits(return_X_y=True)
 images = torch.from_numpy((images / 16).astype(np.float32))

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, linear
 
 import fl
 
-CLIENTS, ROUNDS, RANK = 8, 10, 4
+CLIENTS, ROUNDS, RANK = 8, 6, 4
 
 images, labels = load_digits(return_X_y=True)
 images = torch.from_numpy((images / 8 - 1).astype(np.float32)).reshape(-1, 8, 8).bfloat16()  # eight rows are a sequence

@@ -59,6 +59,7 @@ def test_every_example_has_a_readme_and_is_in_the_list() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * LIMIT)
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ("notebooks", "flower_app")])
 def test_commands_of_the_readme_run(name: str, tmp_path: Path) -> None:
     if name == "mqtt_access" and shutil.which("mosquitto", path="/usr/sbin:/usr/bin") is None:
