@@ -60,6 +60,14 @@ def task(number: int = 1, *, counted: int = 0, answered: int = 0, deadline: floa
     return Task((7, number, "train"), 10, counted, answered, deadline, NOTHING)
 
 
+def begun_task(queue: Queue, conversation: Conversation) -> Task:
+    """Give the client its first task, and return it."""
+    queue.waiting = [task()]
+    first = conversation.next_task()
+    assert first is not None
+    return first
+
+
 def finished(each: Task, size: int = 4) -> Finished:
     return Finished(each.job, Stream([bytes(size)]), size)
 
@@ -71,9 +79,7 @@ def offers(queue: Queue) -> list[Any]:
 @pytest.mark.parametrize("text", [False, True])
 def test_a_task_whose_reply_is_on_its_way_is_not_done_again(text: bool) -> None:
     queue, conversation = begun(Link())
-    queue.waiting = [task()]
-    first = conversation.next_task()
-    assert first is not None
+    first = begun_task(queue, conversation)
     conversation.reply(first, "no memory" if text else finished(first))
     queue.waiting = [task(answered=0), task(answered=1)]
     again = conversation.next_task()
@@ -83,9 +89,7 @@ def test_a_task_whose_reply_is_on_its_way_is_not_done_again(text: bool) -> None:
 
 def test_the_next_update_to_one_model_is_another_task() -> None:
     queue, conversation = begun(Link())
-    queue.waiting = [task()]
-    first = conversation.next_task()
-    assert first is not None
+    first = begun_task(queue, conversation)
     conversation.reply(first, finished(first))
     queue.waiting = [task(counted=1, answered=1)]
     assert conversation.next_task() == task(counted=1, answered=1)
@@ -94,9 +98,7 @@ def test_the_next_update_to_one_model_is_another_task() -> None:
 def test_a_reply_that_was_not_delivered_does_not_count() -> None:
     link = Link()
     queue, conversation = begun(link)
-    queue.waiting = [task()]
-    first = conversation.next_task()
-    assert first is not None
+    first = begun_task(queue, conversation)
     conversation.reply(first, finished(first))
     queue.sent[-1][1].set_exception(netq.Closed(SERVER, "the session is over"))
     queue, conversation = begun(link)
@@ -107,9 +109,7 @@ def test_a_reply_that_was_not_delivered_does_not_count() -> None:
 def test_a_delivered_reply_counts_in_the_next_session() -> None:
     link = Link()
     queue, conversation = begun(link)
-    queue.waiting = [task()]
-    first = conversation.next_task()
-    assert first is not None
+    first = begun_task(queue, conversation)
     conversation.reply(first, finished(first))
     queue.sent[-1][1].set_result(None)
     queue, conversation = begun(link)
@@ -119,9 +119,7 @@ def test_a_delivered_reply_counts_in_the_next_session() -> None:
 
 def test_an_offered_reply_is_offered_to_the_next_attempt() -> None:
     queue, conversation = begun(Link())
-    queue.waiting = [task()]
-    first = conversation.next_task()
-    assert first is not None
+    first = begun_task(queue, conversation)
     conversation.reply(first, finished(first, 100))
     queue.waiting = [task(), Permit(first.job)]
     assert conversation.next_task() is None
@@ -131,9 +129,7 @@ def test_an_offered_reply_is_offered_to_the_next_attempt() -> None:
 
 def test_an_offered_reply_is_dropped_with_its_round() -> None:
     queue, conversation = begun(Link())
-    queue.waiting = [task()]
-    first = conversation.next_task()
-    assert first is not None
+    first = begun_task(queue, conversation)
     conversation.reply(first, finished(first, 100))
     queue.waiting = [task(2), Permit(first.job)]
     assert conversation.next_task() == task(2)
