@@ -6,15 +6,17 @@ docs/reference/fl.md, "The end of a federation", says which server's end is the 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import netq
 from fl.compression.compressor import Compression
 from fl.conversation import Conversation, Link
 from fl.membership import Membership, take_part
-from fl.outline import OUTLINES
+from fl.messages import MESSAGES
+from fl.outline import OUTLINES, Final
 from fl.properties import Properties, checked
 from fl.trainer import Evaluate, Train, Trainer
-from netq.validate import expect
+from netq.validate import expect, flag
 
 
 class Client:
@@ -29,6 +31,7 @@ class Client:
         before training, and the changes that were not sent.
     seed: of the random rounding in packing; None: the system's.
     properties: what the server and its strategy may choose by: numbers, texts, True or False by name, 64 at most.
+    final_model: whether `run` returns the federation's last model, which the server sends at the end.
     """
 
     def __init__(
@@ -38,25 +41,38 @@ class Client:
         compression: Compression | str | None = None,
         seed: int | None = None,
         properties: Properties | None = None,
+        final_model: bool = True,
     ) -> None:
+        flag("Client.final_model", final_model)
+        self.final_model = final_model
         self._properties = checked({} if properties is None else properties, "Client.properties")
         self.trainer = Trainer(train, evaluate, compression, seed)
         self._link = Link()
 
-    def run(self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP) -> None:
+    def run(
+        self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP
+    ) -> dict[str, Any] | None:
         """Take part until a server of this client's federation ends it. Waits for a server that is absent, or lost.
+
+        Returns the last model, with the local tensors of this client; None if the server has sent none.
 
         The options' serialisation is replaced by that of the federation's messages.
         """
         known = isinstance(options, netq.CommunicatorOptions | None)
         expect(known, "Client.run: options", options, "a netq.CommunicatorOptions")
         options = replace(options or netq.CommunicatorOptions(), serialization=OUTLINES)
+        self._final: Final | None = None
         take_part(options, protocol, "federation", self._serve)
+        if self._final is None:
+            return None
+        return {**MESSAGES.load(self._final.stream).model, **self.trainer.local}
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        conversation = Conversation(queue, membership, self._link, self._properties)
+        wanted = self.final_model
+        conversation = Conversation(queue, membership, self._link, self._properties, wants_final=wanted)
         while (task := conversation.next_task()) is not None:
             answer = self.trainer.answer(task, self._link.rate)
             conversation.reply(task, answer)
             del task, answer  # free their memory before the next task arrives
+        self._final = conversation.final

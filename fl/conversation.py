@@ -14,7 +14,7 @@ from typing import Any
 
 import netq
 from fl.membership import Membership
-from fl.outline import Finished, Job, Permit, Task, failure, introduction, leave, offer
+from fl.outline import Final, Finished, Job, Permit, Task, failure, introduction, leave, offer
 
 log = logging.getLogger("netq.fl")
 
@@ -45,11 +45,18 @@ class Link:
 class Conversation:
     """The messages of one session. Its communicator has the serialisation fl.outline.OUTLINES.
 
-    properties: what the client says of itself, at once; {} says nothing.
+    properties:  what the client says of itself, at once.
+    wants_final: whether it wants the last model. It is then in `final`, from the end of the federation on.
     """
 
     def __init__(
-        self, queue: netq.Communicator, membership: Membership, link: Link, properties: Mapping[str, Any]
+        self,
+        queue: netq.Communicator,
+        membership: Membership,
+        link: Link,
+        properties: Mapping[str, Any],
+        *,
+        wants_final: bool = False,
     ) -> None:
         self._queue = queue
         self._membership = membership
@@ -60,8 +67,9 @@ class Conversation:
         self._was_late = False  # whether the last reply came after the deadline of its task
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
         self.delivered: Job | None = None  # the last job whose reply the server has
-        if properties:
-            queue.put(introduction(properties))
+        self.final: Final | None = None
+        if properties or wants_final:
+            queue.put(introduction(properties, wants_final))
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Task | None:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.
@@ -96,9 +104,26 @@ class Conversation:
                 task = self._to_do(message)
             elif isinstance(message, Permit):
                 self._permitted(message.job)
+            elif isinstance(message, Final):  # it has passed the end
+                self.final = message
             elif self._membership.ended(peer):
                 log.info("round %d was the last one: the server has ended the federation", message.round)
+                if message.final:
+                    self._await_final(idle)
                 return None
+
+    def _await_final(self, idle: Callable[[], float | None] | None) -> None:
+        """Wait for the last model. `idle`: as of `next_task`."""
+        while self.final is None:
+            try:
+                _, message = self._queue.get(timeout=None if idle is None else idle())
+            except (TimeoutError, netq.Unreadable):
+                continue
+            except netq.Closed as error:
+                log.warning("the last model has not arrived: %s", error)
+                return
+            if isinstance(message, Final):
+                self.final = message
 
     @property
     def is_sending(self) -> bool:

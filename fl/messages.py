@@ -9,6 +9,7 @@
     server ◄Describe─ client       a client that wants no task, but to know what tasks are like
     server Description► client     the answer
     server ───End──► client        the federation is over
+    server ──Final─► client        its last model, for a client that wants it
 
 A message travels as JSON and the memory of its arrays (fl/tensors/json_format.py). The JSON is an object with the type
 and the fields by name: {"type": "Offer", "job": [1, 3, "train"], "size": 1000}. docs/reference/fl-messages.md specifies
@@ -206,23 +207,42 @@ class Reply:
 
 @dataclass(frozen=True)
 class End:
-    """Ends the federation of the server that sends it. `round`: its last round, 0 if there was none."""
+    """Ends the federation of the server that sends it.
+
+    round: its last round, 0 if there was none.
+    final: whether a Final follows, on the lane of tasks: this message passes a task that is being sent.
+    """
 
     round: int
+    final: bool = False
 
     def __post_init__(self) -> None:
         _check_number("round", self.round)
+        expect(type(self.final) is bool, "final", self.final, "True or False")
+
+
+@dataclass(frozen=True)
+class Final:
+    """The last model of a federation."""
+
+    model: Model
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """Says what the client is like. `properties`: plain values by name, for the server's and the strategy's choice."""
+    """Says what the client is like.
+
+    properties: plain values by name, for the server's and the strategy's choice.
+    final:      whether the client wants the last model.
+    """
 
     properties: Properties
+    final: bool = False
 
     def __post_init__(self) -> None:
         try:
             checked(self.properties, "properties")
+            expect(type(self.final) is bool, "final", self.final, "True or False")
         except InvalidOption as error:
             raise InvalidUpdate(str(error)) from None
 
@@ -281,9 +301,9 @@ class Description:
 
 Content: TypeAlias = Update | Report | Skip
 Measured = TypeVar("Measured", Update, Report)
-Message: TypeAlias = Task | Offer | Permit | Reply | Introduction | Leave | Describe | Description | End
+Message: TypeAlias = Task | Offer | Permit | Reply | Introduction | Leave | Describe | Description | End | Final
 
-_WITHOUT_JOB = (Introduction, Leave, Describe, Description, End)
+_WITHOUT_JOB = (Introduction, Leave, Describe, Description, End, Final)
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
 _CONTENTS: dict[str, type[Content]] = {kind.__name__: kind for kind in (Update, Report, Skip)}
 _PLAIN = tensors.messages()
@@ -339,7 +359,7 @@ def _plain_message(message: Any) -> Any:
             values = _values(kind, message)
             if kind not in _WITHOUT_JOB:
                 values["job"] = [*_values(Job, values["job"]).values()]
-            if isinstance(message, Task):
+            if isinstance(message, (Task, Final)):
                 values["model"] = _plain_model(message.model)
             elif isinstance(message, Reply):
                 values["content"] = _plain_content(message.content)

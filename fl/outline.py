@@ -62,9 +62,16 @@ class Permit(NamedTuple):
 
 
 class End(NamedTuple):
-    """A server ends its federation after this round."""
+    """A server ends its federation after this round. `final`: whether a Final follows."""
 
     round: int
+    final: bool
+
+
+class Final(NamedTuple):
+    """The last model. `stream` is the whole message."""
+
+    stream: Stream
 
 
 def offer(job: Job, size: int) -> dict[str, Any]:
@@ -77,9 +84,9 @@ def failure(job: Job, reason: str) -> dict[str, Any]:
     return {"type": "Reply", "job": job, "content": reason}
 
 
-def introduction(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Introduction of a client."""
-    return {"type": "Introduction", "properties": dict(properties)}
+def introduction(properties: Mapping[str, Any], final: bool) -> dict[str, Any]:
+    """Return the Introduction of a client. `final`: whether it wants the last model."""
+    return {"type": "Introduction", "properties": dict(properties), "final": final}
 
 
 def leave(reason: str) -> dict[str, Any]:
@@ -87,7 +94,7 @@ def leave(reason: str) -> dict[str, Any]:
     return {"type": "Leave", "reason": reason}
 
 
-def _load(stream: Stream) -> Task | Permit | End:
+def _load(stream: Stream) -> Task | Permit | End | Final:
     values = _PLAIN.load(stream)
     match values:
         case {
@@ -102,9 +109,11 @@ def _load(stream: Stream) -> Task | Permit | End:
             return Task(_job(job), *numbers, _seconds("deadline", limit), stream)
         case {"type": "Permit", "job": job}:
             return Permit(_job(job))
-        case {"type": "End", "round": number}:
-            return End(_number("round", number))
-    raise Unreadable("a message is not valid: expected a Task, a Permit or an End")
+        case {"type": "End", "round": number, "final": bool(final)}:
+            return End(_number("round", number), final)
+        case {"type": "Final"}:
+            return Final(stream)
+    raise Unreadable("a message is not valid: expected a Task, a Permit, an End or a Final")
 
 
 def _job(value: Any) -> Job:
@@ -132,5 +141,6 @@ def _dump(message: Any) -> Stream:
 
 _PLAIN = JsonSerializer()
 
-# What arrives is a Task, a Permit or an End. What is put is an `offer`, a `failure`, a `leave`, or a message's bytes.
+# What arrives is a Task, a Permit, an End or a Final. What is put is an `introduction`, an `offer`, a `failure`, a
+# `leave`, or a message's bytes.
 OUTLINES = SerializationOptions(load=_load, dump=_dump)

@@ -168,7 +168,7 @@ class Grid(flwr.serverapp.Grid):
         self._dispatcher.sessions_changed.set()
         try:
             if timeout != 0:
-                self._dispatcher.announce(END)
+                self._dispatcher.announce(END, self._dispatcher.present())
             self._dispatcher.queue.close(timeout)
         finally:
             self._end.close()

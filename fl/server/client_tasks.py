@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from fl.messages import (
     Describe,
     Description,
     End,
+    Final,
     Introduction,
     Job,
     Leave,
@@ -41,6 +43,7 @@ from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission, Sending
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.limits import Limits
+from fl.tensors.spec import Model
 
 log = logging.getLogger("netq.fl")
 
@@ -121,6 +124,7 @@ class ClientTasks:
         self.visitors: set[uuid.UUID] = set()  # clients that only look: they get no task
         self.properties: dict[uuid.UUID, Properties] = {}  # what each client says of itself
         self._introduced: set[uuid.UUID] = set()  # clients that have said so in this session
+        self._wants_final: set[uuid.UUID] = set()  # clients that want the last model
         self._leaving: set[uuid.UUID] = set()  # clients that have said in this session that they leave
         self._next_check = 0.0  # by time.monotonic()
         # The queue, and what finds the answers among its messages.
@@ -155,6 +159,7 @@ class ClientTasks:
         self._wrong &= known.keys()
         self.visitors &= known.keys()
         self._introduced &= known.keys()
+        self._wants_final &= known.keys()
         self._leaving &= known.keys()
         return {self._begun.popleft() for _ in range(len(self._begun))}
 
@@ -249,9 +254,22 @@ class ClientTasks:
         """Make `answer` raise Closed. Any thread may call this."""
         self._dispatcher.end()
 
-    def announce_end(self, last: int, clients: Collection[uuid.UUID] | None = None) -> None:
-        """Tell clients that the federation is over, after round `last`. None: all that are not lost."""
-        self._dispatcher.announce(End(last), clients)
+    def announce_end(
+        self, last: int, model: Model, clients: Collection[uuid.UUID] | None = None
+    ) -> Mapping[uuid.UUID, Future[None]]:
+        """Tell clients that the federation is over, after round `last`, and send the model to those that want it.
+
+        clients: None: all that are not lost. Returns the deliveries of the model.
+        """
+        present = self.present(clients)
+        wanting = [peer for peer in present if peer in self._wants_final]
+        self._dispatcher.announce(End(last), present.difference(wanting))
+        self._dispatcher.announce(End(last, final=True), wanting)
+        return dict(zip(wanting, self.queue.put(Final(model), *wanting).futures, strict=True)) if wanting else {}
+
+    def present(self, clients: Collection[uuid.UUID] | None = None) -> set[uuid.UUID]:
+        """Return those of the clients that are not lost. None: of all."""
+        return self._dispatcher.present(clients)
 
     def answer(self, purpose: Purpose, until: float) -> tuple[Key, Content | ClientFailure] | None:
         """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.
@@ -363,6 +381,7 @@ class ClientTasks:
         """Forget what a client has said in its session. The dispatcher calls this behind the session's last message."""
         self.visitors.discard(peer)
         self._introduced.discard(peer)
+        self._wants_final.discard(peer)
         self.properties.pop(peer, None)
         self._leaving.discard(peer)
         self._forget_offer(peer)
@@ -383,6 +402,8 @@ class ClientTasks:
             return False
         self._introduced.add(peer)
         self.properties[peer] = introduction.properties
+        if introduction.final:
+            self._wants_final.add(peer)
         return True
 
     def _receive_leave(self, peer: uuid.UUID, leave: Leave) -> bool:

@@ -130,16 +130,16 @@ class TaskDispatcher(Generic[Key]):
             for (peer, key), part in zip(tasks.items(), delivery.futures, strict=True):
                 self._tasks[key] = _Task(peer, self._number, limit, until, part, keep_late)
 
-    def announce(self, data: Any, peers: Collection[uuid.UUID] | None = None) -> None:
-        """Send data to peers that are not lost, on a lane of its own: it passes a task that is being sent.
+    def announce(self, data: Any, peers: Collection[uuid.UUID]) -> None:
+        """Send data to peers, on a lane of its own: it passes a task that is being sent."""
+        if peers:
+            self.queue.put(data, *peers, lane=_ANNOUNCEMENTS)
 
-        peers: None: all.
-        """
+    def present(self, peers: Collection[uuid.UUID] | None = None) -> set[uuid.UUID]:
+        """Return those of the peers that are not lost. None: of all."""
         known = self.queue.statistics()
         wanted = known.keys() if peers is None else known.keys() & set(peers)
-        present = [peer for peer in wanted if known[peer].absent <= self._grace]
-        if present:
-            self.queue.put(data, *present, lane=_ANNOUNCEMENTS)
+        return {peer for peer in wanted if known[peer].absent <= self._grace}
 
     def answer(self, key: Key, content: Any) -> bool:
         """Answer an open task. Return False, and do nothing, if the task is not open."""

@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import wait
 from dataclasses import asdict, replace
 from itertools import islice
 from types import TracebackType
@@ -45,7 +46,7 @@ from fl.server.validation import (
     checked_evaluation,
     deadline_of,
 )
-from fl.server.waiting import pause_after, until_connected
+from fl.server.waiting import SETTLE, pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import separate
@@ -153,6 +154,7 @@ class Server:
         self._evaluation = checked_evaluation(evaluate)
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
         self._closed = threading.Event()
+        self._has_said_end = False
         try:
             self._tasks = ClientTasks(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
@@ -314,8 +316,10 @@ class Server:
         until = time.monotonic() + seconds
         while not self._closed.is_set() and (left := until - time.monotonic()) > 0:
             self._tasks.sessions_changed.clear()
-            self._tasks.announce_end(self.number, self._tasks.new_sessions())
-            self._tasks.sessions_changed.wait(min(left, _CHECK))
+            self._tasks.read()
+            self._tasks.announce_end(self.number, self.model, self._tasks.new_sessions())
+            if self._tasks.sessions_changed.wait(min(left, _CHECK)):
+                time.sleep(SETTLE)  # in which a new client says whether it wants the model
 
     def close(self, timeout: float | None = 10.0) -> None:
         """End the federation: the clients' run returns. Waits for them `timeout` seconds at most.
@@ -325,8 +329,8 @@ class Server:
         self._closed.set()
         self._tasks.end()
         self._tasks.sessions_changed.set()
-        if timeout != 0:
-            self._tasks.announce_end(self.number)
+        if timeout != 0 and not self._has_said_end:
+            self._tasks.announce_end(self.number, self.model)
         self._tasks.queue.close(timeout)
         if self._checkpoint is not None:
             self._checkpoint.close()
@@ -338,7 +342,19 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the federation. After an error, only drop the links: the clients then wait for the next server."""
+        if error is None and not self._closed.is_set():
+            self._hand_out()
         self.close(10.0 if error is None else 0.0)
+
+    def _hand_out(self) -> None:
+        """End the federation. Wait until all clients that want the model have it: each has as long as for an answer."""
+        self._has_said_end = True
+        left = dict(self._tasks.announce_end(self.number, self.model))
+        until = time.monotonic() + self._collector.deadline
+        while left and time.monotonic() < until:
+            wait(left.values(), _CHECK)
+            present = self._tasks.present()
+            left = {peer: each for peer, each in left.items() if peer in present and not each.done()}
 
     def _pause(self, report: RoundReport) -> None:
         """Wait before the next attempt of a round. Raises FederationStalled if there were too many."""

@@ -20,7 +20,7 @@ Peers = TypeVar("Peers", bound=Sized)
 _MAX_PAUSE = 60.0  # seconds between two attempts of a round
 PATIENCE = 30.0  # seconds until a warning; devices that are started together with their server connect sooner
 _CHECK = 1.0  # seconds between counts of the peers, in case an event was missed
-_SETTLE = 0.1  # seconds in which a peer that has just connected may say that it wants no task
+SETTLE = 0.1  # seconds in which a peer that has just connected may say that it wants no task
 
 
 def pause_after(attempts: int, first: float) -> float:
@@ -55,7 +55,7 @@ def until_connected(
         if len(peers) >= count:
             if settled:
                 return peers
-            time.sleep(_SETTLE)
+            time.sleep(SETTLE)
             settled = True
             continue
         settled = False

@@ -30,7 +30,7 @@ from fl.trainer import Trainer
 class Participant(Protocol):
     """A client of fl, or another program's client of the same kind."""
 
-    def run(self, options: netq.CommunicatorOptions, protocol: netq.Protocol) -> None:
+    def run(self, options: netq.CommunicatorOptions, protocol: netq.Protocol) -> object:
         """Take part until the server ends it."""
 
 
@@ -165,6 +165,7 @@ def _run_client(parent: _Parent, start: Start, calls: Calls, partition: int, cli
     options = netq.CommunicatorOptions(id=uuid.UUID(int=partition), netloc=start.netloc)
     try:
         if isinstance(client, Client):
+            client.final_model = False  # the parent process has it
             client.trainer = _SimulatedTrainer(client.trainer, partition, parent, start, calls)
         client.run(options, start.protocol)
     except BaseException as error:  # SystemExit of the user's function too: it would end this thread silently

@@ -37,7 +37,7 @@ def score(model: Any, config: Mapping[str, Any]) -> Report:
 class ControlledServer:
     """A server that the test controls, and one client in a thread."""
 
-    def __init__(self, queue: netq.Communicator, run: Future[None]) -> None:
+    def __init__(self, queue: netq.Communicator, run: Future[Any]) -> None:
         self.queue = queue
         self.run = run
 

@@ -43,7 +43,7 @@ class Site:
         options = replace(self.options, id=uuid.uuid4())
         return fl.Server.resume(path, options, protocol=self.protocol, min_clients=1, deadline=3 * SOON)
 
-    def client(self, **options: Any) -> Future[None]:
+    def client(self, **options: Any) -> Future[Any]:
         return self._pool.submit(fl.Client(gives(2)).run, replace(self.options, id=A, **options), self.protocol)
 
     def close(self) -> None:

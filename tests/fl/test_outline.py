@@ -42,7 +42,14 @@ def test_a_task_of_70_000_tensors() -> None:
 
 def test_permit_and_end() -> None:
     assert arrived(MESSAGES.dump(messages.Permit(JOB))) == Permit((7, 3, "train"))
-    assert arrived(MESSAGES.dump(messages.End(5))) == End(5)
+    assert arrived(MESSAGES.dump(messages.End(5))) == End(5, False)
+    assert arrived(MESSAGES.dump(messages.End(5, final=True))) == End(5, True)
+
+
+def test_final_keeps_its_bytes() -> None:
+    final = arrived(MESSAGES.dump(messages.Final(MODEL)))
+    assert isinstance(final, outline.Final)
+    np.testing.assert_array_equal(MESSAGES.load(final.stream).model["w"], MODEL["w"])
 
 
 def test_what_is_put_is_a_message_of_fl() -> None:
@@ -86,7 +93,8 @@ TASK = {
         {**TASK, "job": {"run": 7}},
         {**TASK, "job": [7, 3, ["train"]]},
         ["End", 5],
-        {"type": "End", "round": "5"},
+        {"type": "End", "round": "5", "final": False},
+        {"type": "End", "round": 5, "final": 1},
         {"type": "Permit", "job": None},
         {"type": "Offer", "job": [7, 3, "train"], "size": 5},
         {"type": "Reply", "job": [7, 3, "train"], "content": "x"},

@@ -146,7 +146,7 @@ def test_a_wrong_config_of_a_client_is_named(config: Any, said: str) -> None:
 
 def test_a_client_introduces_itself_once_a_session() -> None:
     def repeats(task: Task) -> list[Any]:
-        return [introduction({"n": number}) for number in range(3)] + [reply(task, Update(filled(1), 1))]
+        return [introduction({"n": number}, False) for number in range(3)] + [reply(task, Update(filled(1), 1))]
 
     with Federation(min_clients=1) as federation:
         federation.join_raw(A, repeats)

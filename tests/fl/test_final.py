@@ -1,0 +1,102 @@
+"""The last model reaches the clients that want it."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+import netq
+from fl.messages import Update
+from tests.fl.federation import QUICK, SHORT, SOON, A, B, C, Federation, at, filled, gives
+
+
+def starts(federation: Federation, id: uuid.UUID, client: fl.Client) -> Future[Any]:
+    return federation.start(client.run, at(federation.server.netloc, id))
+
+
+def test_run_returns_the_last_model() -> None:
+    with Federation() as federation:
+        runs = [starts(federation, id, fl.Client(gives(value))) for id, value in ((A, 1), (B, 3))]
+        runs.append(starts(federation, C, fl.Client(gives(2), final_model=False)))
+        federation.round(3)
+    assert [run.result(SOON) and run.result(SOON)["w"].tolist() for run in runs] == [[2, 2, 2], [2, 2, 2], None]
+
+
+def test_a_client_that_was_never_asked_gets_the_model_too() -> None:
+    with Federation(min_clients=1, strategy=fl.FedAvg(where={"trains": True})) as federation:
+        starts(federation, A, fl.Client(gives(7), properties={"trains": True}))
+        idle = starts(federation, B, fl.Client(gives(9)))
+        while len(federation.server._tasks.properties) < 2:
+            federation.server.wait(2, SOON)
+            federation.server._tasks.read()
+        assert federation.round(2).clients == (A,)
+    assert idle.result(SOON)["w"].tolist() == [7, 7, 7]
+
+
+def test_the_last_model_has_the_local_tensors_of_its_client() -> None:
+    def train(model: Any, config: Any) -> Update:
+        return Update({"w": model["w"] + 1, "head": np.full(2, config["mine"], np.float32)}, 1)
+
+    start = {**filled(0), "head": np.zeros(2, np.float32)}
+    settings: Any = {"roles": {"head": "local"}, "config": lambda client: {"mine": client.id.int}}
+    with Federation(start, **settings) as federation:
+        runs = [starts(federation, id, fl.Client(train)) for id in (A, B)]
+        federation.round(2)
+    assert [run.result(SOON)["head"].tolist() for run in runs] == [[1, 1], [2, 2]]
+    assert [run.result(SOON)["w"].tolist() for run in runs] == [[1, 1, 1]] * 2
+
+
+def test_a_large_model_reaches_clients_on_slow_reading(tmp_path: Any) -> None:
+    """The model is larger than a window, and one client still trains when the federation ends."""
+    done, model = threading.Event(), {"w": np.zeros(3_000_000, np.float32)}
+
+    def slow(model: Any, config: Any) -> Update:
+        done.wait(SOON)
+        return Update(model, 1)
+
+    with ThreadPoolExecutor(2) as pool:
+        options = at(netq.NetworkLocation("127.0.0.1", 0))
+        with fl.Server(model, options, min_clients=1, strategy=fl.FedAvg(fraction=0.5), deadline=3 * SOON) as server:
+            runs: list[Future[Any]] = [
+                pool.submit(fl.Client(each).run, at(server.netloc, id))
+                for id, each in ((A, slow), (B, lambda model, config: Update({"w": model["w"] + 1}, 1)))
+            ]
+            server.wait(2, SOON)
+            server._collector.deadline = SHORT
+            for _ in server.rounds(2):  # one of them has A
+                pass
+            server._collector.deadline = 3 * SOON
+            threading.Timer(SHORT, done.set).start()
+        for run in runs:
+            assert run.result(SOON)["w"].tolist() == server.model["w"].tolist()
+
+
+def test_a_server_that_is_closed_at_once_sends_nothing() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        options = at(netq.NetworkLocation("127.0.0.1", 0))
+        server = fl.Server(filled(0), options, min_clients=1)
+        run: Future[Any] = pool.submit(fl.Client(gives(1)).run, at(server.netloc, A, QUICK))
+        server.wait(1, SOON)
+        server.close(SOON)
+        assert run.result(SOON)["w"].tolist() == [0, 0, 0]
+
+
+def test_late_clients_of_a_server_that_lingers_get_the_model() -> None:
+    with ThreadPoolExecutor(1) as pool, Federation(min_clients=1) as federation:
+        federation.join(A, gives(4))
+        federation.round(1)
+        federation.start(federation.server.linger, 3 * SOON)  # until the server is closed
+        late: Future[Any] = pool.submit(fl.Client(gives(1)).run, at(federation.server.netloc, B))
+        assert late.result(SOON)["w"].tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_the_option_is_a_flag(value: Any) -> None:
+    with pytest.raises(netq.InvalidOption, match=r"Client\.final_model: .*; expected True or False"):
+        fl.Client(gives(1), final_model=value)
