@@ -14,10 +14,12 @@ server selects among devices that are fit.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from dataclasses import replace
 
 import netq
+from edge import hook
 from edge.child import Answer, Child, ChildFailed
 from edge.config import Config
 from edge.fitness import Fitness, Gate
@@ -32,7 +34,7 @@ from edge.work import Conversation, Task, Work, federation
 from edge.worker import Order, Plan
 from fl.conversation import Link
 from fl.membership import Membership, take_part
-from fl.outline import Finished
+from fl.outline import Final, Finished
 from netq.utils.stream import Stream
 
 log = logging.getLogger("edge")
@@ -72,6 +74,7 @@ class Agent:
         self._machine = Machine()
         self._link = Link()
         self._traffic = Traffic()
+        self._final: Final | None = None  # the last model, at the end of the federation
 
     def run(self) -> None:
         """Do as `run` of this module. Raises FileChanged, too."""
@@ -90,6 +93,8 @@ class Agent:
                 take_part(
                     options, config.protocol, noun, self._serve, self._wait_until_fit, until, self._patience.pause
                 )
+                if self._final is not None:
+                    self._hand_over(self._final)
         finally:
             self._child.kill()
 
@@ -109,6 +114,7 @@ class Agent:
         try:
             while (task := conversation.next_task(idle)) is not None:
                 self._answer(conversation, task)
+            self._final = conversation.final
         except _Unfit as unfit:
             log.info("leaving until the device is fit again: %s", unfit)
             conversation.leave(str(unfit))
@@ -126,6 +132,28 @@ class Agent:
             raise
         self._supervisor.status(task.title)
         self._do(conversation, task)
+
+    def _hand_over(self, final: Final) -> None:
+        """Write the last model, and run the owner's command. Waits for a disk that is full."""
+        path = self._config.model
+        assert path is not None
+
+        def store() -> None:
+            message = Stream(list(final.stream.buffers))  # which the child's side empties
+            try:
+                with self._spool.fresh() as file:
+                    answer = self._child.do(Order("", is_final=True), message, file, self._spool.state)
+            except ChildFailed as error:
+                raise ChildFailed(f"model.path: the last model is not written: {error}") from None
+            os.close(answer.fd)
+
+        self._supervisor.status("writing the last model")
+        self._patience.until(store)
+        self._patience.passed()
+        self._child.end()
+        log.info("the last model is in %s", path)
+        if self._config.hook:
+            hook.run(self._config.hook, path, self._supervisor.alive)
 
     def _wait_until_fit(self) -> None:
         is_waiting = False

@@ -72,7 +72,9 @@ class Child:
         self.rest()
 
     def do(self, order: Order, task: Stream, target: int, last: int | None) -> Answer:
-        """Do a task. Raises ChildFailed. `task` is emptied, so that it does not take memory while the child works.
+        """Do a task, or store the last model. Raises ChildFailed.
+
+        `task` is emptied, so that it does not take memory while the child works.
 
         After a failure the child exits, also one that is kept: the next one goes on from the last record, without what
         this one has changed.

@@ -13,6 +13,9 @@ Opens no connection, starts nothing, and imports nothing of the user's.
               properties         what the server's strategy may choose by, as in { region = "eu", memory_mb = 512 }
               state              folder for the last update, and for what training keeps from round to round;
                                  default: $STATE_DIRECTORY, which systemd sets; else they are kept in memory
+[model]       path               file for the last model, .npz or .safetensors, which the server sends at the end
+              hook               command that is run then, as in ["/usr/local/bin/use-model"]; the path of the file is
+                                 added to it
 [training]    any field of edge.Limits: memory, seconds, threads, nice, keep
 [fit]         any field of edge.Fitness: when the device takes part
 [security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
@@ -61,6 +64,7 @@ SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the 
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "client": ("id", "train", "evaluate", "compression", "properties", "state"),
+    "model": ("path", "hook"),
     "training": tuple(option.name for option in fields(Limits)),
     "fit": fitness.KEYS,
     "security": ("key", "certificate", "authority", "post_quantum"),
@@ -80,6 +84,8 @@ class Config:
     compression:     the fields of an fl.Compression by name, its text, or "auto"; None: as the server says.
     properties:      what the server and its strategy may choose by, as of fl.Client.
     settings:        joined to the config that train and evaluate get, and stronger than it.
+    model:           file for the last model, .npz or .safetensors; None: the server sends none.
+    hook:            command that is run with the path of that file, when it is there.
     state:           folder for the last update, and for what training keeps. None: in memory.
     """
 
@@ -90,6 +96,8 @@ class Config:
     evaluate: str | None = None
     compression: Mapping[str, Any] | str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
+    model: Path | None = None
+    hook: tuple[str, ...] = ()
     training: Limits = field(default_factory=Limits)
     fit: Fitness = field(default_factory=Fitness)
     state: Path | None = None
@@ -118,6 +126,8 @@ class Config:
             evaluate=_name(file, "evaluate"),
             compression=_compression(file),
             properties=_properties(file),
+            model=file.output("model", "path", suffix=".new"),
+            hook=_hook(file),
             settings=file.table("settings"),
         )
 
@@ -239,6 +249,16 @@ def _properties(file: File) -> dict[str, Any]:
         return checked(file.table("client").get("properties", {}), "client.properties")
     except InvalidOption as error:
         raise file.wrong(str(error)) from None
+
+
+def _hook(file: File) -> tuple[str, ...]:
+    hook = file.table("model").get("hook", [])
+    right = isinstance(hook, list) and all(isinstance(each, str) and each and "\0" not in each for each in hook)
+    expected = 'a list of texts, as in ["/usr/local/bin/use-model"], which gets the path of the model as another one'
+    file.check(
+        "model.hook", hook, right and (not hook or "path" in file.table("model")), expected + "; with model.path"
+    )
+    return tuple(hook)
 
 
 def _compression(file: File) -> Mapping[str, Any] | str | None:

@@ -1,7 +1,7 @@
 """A device that runs a Flower ClientApp: `edge run --flower APP CLIENT.toml`; APP is an app's folder, or "module:app".
 
 Without a file, the server is one of this machine. The file is that of edge/config.py, without the keys that a ClientApp
-replaces (client.train, client.evaluate, client.compression, client.properties, [settings]), and with one more table:
+replaces (client.train, client.evaluate, client.compression, client.properties, [model], [settings]), and with more:
 
 [training]    as in edge/config.py, but keep is true unless the file says otherwise: to import Flower takes a second
 [flower]      the node's config, as in partition-id = 0; the app reads it from context.node_config
@@ -106,6 +106,8 @@ def _node_config(file: File) -> dict[str, Any]:
             raise file.wrong(f"client.{key}: is not for --flower, whose messages are its app's; leave it out")
     if file.table("settings"):
         raise file.wrong("[settings]: is not for --flower; a node's config is the table [flower]")
+    if file.table("model"):
+        raise file.wrong("[model]: is not for --flower, whose server sends no last model; leave it out")
     for name, value in file.table("flower").items():
         right = isinstance(value, (bool, int, float, str))
         file.check(f"flower.{name}", value, right, "a text, a number, true or false")

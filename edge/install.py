@@ -11,7 +11,9 @@ import re
 import shlex
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from edge.config import FILE, SECRETS, Config, open_file
 from netq.cli.toml_file import File
@@ -37,6 +39,8 @@ def unit(file: Path, memory: str, devices: list[str]) -> str:
         f"Environment=EDGE_{table.upper()}_KEY=%d/{table}-key\n"
         for table, key in keys.items()
     )
+    model = _model(tables)
+    last = "" if model is None else f"Environment={_word('EDGE_MODEL_PATH=%S/edge/' + _path('model.path', model))}\n"
     needs_terminals = "idle" in tables.get("fit", {})
     hardware = "".join(f"DeviceAllow={device} rw\n" for device in devices)
     private = "DevicePolicy=closed" if devices or needs_terminals else "PrivateDevices=yes"
@@ -66,9 +70,9 @@ TimeoutStopSec=30
 
 DynamicUser=yes
 StateDirectory=edge
-# Stronger than client.state of the file: the rest of the disk is read-only.
+# Stronger than client.state and model.path of the file: the rest of the disk is read-only.
 Environment=EDGE_CLIENT_STATE=%S/edge
-UMask=0077
+{last}UMask=0077
 {credentials}
 MemoryMax={memory}
 TasksMax=256
@@ -110,6 +114,8 @@ WantedBy=multi-user.target
 
 def containerfile(file: Path) -> str:
     """Return the text of a Containerfile for a device whose folder is the build's context."""
+    model = _model(File(file, FILE).tables)
+    last = "" if model is None else f"ENV EDGE_MODEL_PATH={json.dumps(f'/state/{model}')}\n"
     return f"""\
 # Written by `edge install --container`. Build it in the device's folder, with the wheel of {DISTRIBUTION} in it:
 #     podman build -t edge . && podman run --memory 256m --read-only --volume edge-state:/state edge
@@ -123,10 +129,15 @@ COPY --chown=edge . /device
 USER edge
 WORKDIR /device
 ENV EDGE_CLIENT_STATE=/state
-VOLUME /state
+{last}VOLUME /state
 STOPSIGNAL SIGTERM
 ENTRYPOINT {json.dumps(["edge", "run", file.name])}
 """
+
+
+def _model(tables: Mapping[str, Any]) -> str | None:
+    """Return the name of the file for the last model, None if the device keeps none."""
+    return Path(tables["model"]["path"]).name if "path" in tables.get("model", {}) else None
 
 
 def install(file: Path, *, name: str, folder: Path | None, memory: str, devices: list[str], container: bool) -> str:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from edge.usage import Usage
 from fl.compression.auto import AUTO
 from fl.compression.compressor import Compression, as_compression
-from fl.messages import Report, Update
+from fl.messages import MESSAGES, Report, Update
 from fl.outline import OUTLINES, Finished
+from fl.tensors import files
 from fl.tensors.checks import unserializable
 from fl.tensors.serialization import own_file
+from fl.tensors.spec import Model
 from fl.trainer import Trainer
 from netq.cli.toml_file import function
 from netq.errors import InvalidOption
@@ -30,11 +33,20 @@ class TrainingTasks:
     train, evaluate: "module:function".
     compression:     its fields by name, its text, or "auto"; None: as the server says.
     settings:        joined to the config of each task, and stronger than it.
+    model:           the file for the last model; None: `store` is not called.
     """
 
     def __init__(
-        self, train: str, evaluate: str | None, compression: Mapping[str, Any] | str | None, settings: Mapping[str, Any]
+        self,
+        train: str,
+        evaluate: str | None,
+        compression: Mapping[str, Any] | str | None,
+        settings: Mapping[str, Any],
+        model: Path | None = None,
     ) -> None:
+        if model is not None:
+            files.check_name(model, "model.path")
+        self._model = model
         self._settings = settings
         self._usage = Usage()
         functions = [
@@ -58,6 +70,13 @@ class TrainingTasks:
         purpose: str = answer.job[2]
         return purpose == "train"
 
+    def store(self, final: Stream) -> None:
+        """Write the last model, with the local tensors of this device. Raises InvalidOption, OSError."""
+        assert self._model is not None
+        model = {**MESSAGES.load(final).model, **self._trainer.local}
+        self._check_file(model)
+        files.save(self._model, model)
+
     def save(self) -> Stream:
         """Return the state after the last task."""
         saved = self._trainer.save()
@@ -67,10 +86,16 @@ class TrainingTasks:
         """Go on from a state. Raises ValueError, Unreadable."""
         self._trainer.restore(_STATE.load(state))
 
+    def _check_file(self, model: Model) -> None:
+        """Raise InvalidOption for a model that the owner's file cannot hold."""
+        if self._model is not None:
+            files.check(self._model, model, "model.path")
+
     def _measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with the device's settings in its config, and with what it used in its metrics."""
 
         def measured(model: Any, config: Mapping[str, Any]) -> Any:
+            self._check_file(model)  # now: at the end it would be too late
             self._usage.begin()
             content = function(model, {**config, **self._settings})
             known = isinstance(content, Update | Report)

@@ -15,7 +15,7 @@ from edge.config import Config
 from fl import conversation
 from fl.conversation import Link
 from fl.membership import Membership
-from fl.outline import OUTLINES, Finished
+from fl.outline import OUTLINES, Final, Finished
 from netq.utils.stream import Stream
 
 
@@ -50,6 +50,10 @@ class Conversation(Protocol):
     def delivered(self) -> Any:
         """The last job whose reply the server has."""
 
+    @property
+    def final(self) -> Final | None:
+        """The last model, after the end of the federation; None if there is none, or none was wanted."""
+
     def next_task(self, idle: Callable[[], float | None]) -> Any:
         """Wait for a task, and return it. Return None when the session is over."""
 
@@ -81,11 +85,11 @@ class Work(NamedTuple):
 
 def federation(config: Config) -> Work:
     """Return the work of a device with functions of its own."""
-    names = ("train", "evaluate", "compression", "settings")
+    names = ("train", "evaluate", "compression", "settings", "model")
     return Work(
         noun="federation",
         messages=OUTLINES,
-        converse=partial(conversation.Conversation, properties=config.properties),
+        converse=partial(conversation.Conversation, properties=config.properties, wants_final=config.model is not None),
         tasks="edge.tasks:TrainingTasks",
         arguments={name: getattr(config, name) for name in names},
         title=", ".join(name for name in (config.train, config.evaluate) if name is not None),

@@ -50,6 +50,9 @@ class Tasks(Protocol):
     def keeps(self, answer: Finished) -> bool:
         """Return whether the agent is to keep a reply."""
 
+    def store(self, final: Stream) -> None:
+        """Write the last model to the file of the device's owner. Raises InvalidOption, OSError."""
+
     def save(self) -> Stream:
         """Return the state after the last task."""
 
@@ -70,7 +73,8 @@ class Order(NamedTuple):
     """A task. The descriptors of its bytes, of the file for the record, and of the last record travel with it."""
 
     key: str
-    rate: float | None  # of the link to the server, in bytes a second; None: not measured
+    rate: float | None = None  # of the link to the server, in bytes a second; None: not measured
+    is_final: bool = False  # it is no task, but the last model, which is to be stored
 
 
 class Ready(NamedTuple):
@@ -149,6 +153,9 @@ def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int], pr
     try:
         if last:
             _restore(tasks, last[0])
+        if order.is_final:
+            send(channel, _stored(tasks, task))
+            return
         answer = tasks.answer(_mapped(task), order.rate)
         if os.getpid() != process:
             os._exit(0)
@@ -167,6 +174,14 @@ def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int], pr
         send(channel, Done(tasks.keeps(answer)), *fallback)
     for fd in fallback:
         os.close(fd)
+
+
+def _stored(tasks: Tasks, final: int) -> Done | Failed:
+    try:
+        tasks.store(_mapped(final))
+    except (InvalidOption, OSError) as error:
+        return Failed(describe(error)[: LONGEST // 4])
+    return Done(is_kept=False)
 
 
 def _mapped(fd: int) -> Stream:

@@ -109,8 +109,8 @@ def _load(stream: Stream) -> Task | Permit | End | Final:
             return Task(_job(job), *numbers, _seconds("deadline", limit), stream)
         case {"type": "Permit", "job": job}:
             return Permit(_job(job))
-        case {"type": "End", "round": number, "final": bool(final)}:
-            return End(_number("round", number), final)
+        case {"type": "End", "round": number, **others}:
+            return End(_number("round", number), _flag("final", others.get("final", False)))
         case {"type": "Final"}:
             return Final(stream)
     raise Unreadable("a message is not valid: expected a Task, a Permit, an End or a Final")
@@ -121,6 +121,12 @@ def _job(value: Any) -> Job:
         raise Unreadable(f"a message is not valid: job: expected a run, a round, and {' or '.join(PURPOSES)}")
     purpose: Purpose = value[2]  # type: ignore[assignment]  # it is one of them
     return _number("run", value[0]), _number("round", value[1]), purpose
+
+
+def _flag(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise Unreadable(f"a message is not valid: {name}: expected true or false")
+    return value
 
 
 def _number(name: str, value: Any) -> int:

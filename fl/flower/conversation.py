@@ -36,6 +36,7 @@ class Conversation:
     """
 
     is_sending = False
+    final = None
 
     def __init__(
         self,

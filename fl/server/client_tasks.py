@@ -122,9 +122,9 @@ class ClientTasks:
         self._begun: deque[uuid.UUID] = deque()  # clients whose session has begun since `new_sessions`
         self.renewed: deque[uuid.UUID] = deque()  # those whose session has begun since the server cleared this
         self.visitors: set[uuid.UUID] = set()  # clients that only look: they get no task
-        self.properties: dict[uuid.UUID, Properties] = {}  # what each client says of itself
-        self._introduced: set[uuid.UUID] = set()  # clients that have said so in this session
+        self.properties: dict[uuid.UUID, Properties] = {}  # what each client has said of itself in this session
         self._wants_final: set[uuid.UUID] = set()  # clients that want the last model
+        self._finals: dict[uuid.UUID, Future[None]] = {}  # deliveries of the last model
         self._leaving: set[uuid.UUID] = set()  # clients that have said in this session that they leave
         self._next_check = 0.0  # by time.monotonic()
         # The queue, and what finds the answers among its messages.
@@ -158,7 +158,6 @@ class ClientTasks:
         self._held &= known.keys()
         self._wrong &= known.keys()
         self.visitors &= known.keys()
-        self._introduced &= known.keys()
         self._wants_final &= known.keys()
         self._leaving &= known.keys()
         return {self._begun.popleft() for _ in range(len(self._begun))}
@@ -259,13 +258,21 @@ class ClientTasks:
     ) -> Mapping[uuid.UUID, Future[None]]:
         """Tell clients that the federation is over, after round `last`, and send the model to those that want it.
 
+        A client gets the model once: an agent that its system starts again comes back while the server lingers.
+
         clients: None: all that are not lost. Returns the deliveries of the model.
         """
         present = self.present(clients)
-        wanting = [peer for peer in present if peer in self._wants_final]
+        wanting = [peer for peer in present & self._wants_final if not self._has_final(peer)]
         self._dispatcher.announce(End(last), present.difference(wanting))
         self._dispatcher.announce(End(last, final=True), wanting)
-        return dict(zip(wanting, self.queue.put(Final(model), *wanting).futures, strict=True)) if wanting else {}
+        if wanting:
+            self._finals.update(zip(wanting, self.queue.put(Final(model), *wanting).futures, strict=True))
+        return self._finals
+
+    def _has_final(self, peer: uuid.UUID) -> bool:
+        delivery = self._finals.get(peer)
+        return delivery is not None and delivery.done() and delivery.exception() is None
 
     def present(self, clients: Collection[uuid.UUID] | None = None) -> set[uuid.UUID]:
         """Return those of the clients that are not lost. None: of all."""
@@ -380,7 +387,6 @@ class ClientTasks:
     def _session_over(self, peer: uuid.UUID) -> None:
         """Forget what a client has said in its session. The dispatcher calls this behind the session's last message."""
         self.visitors.discard(peer)
-        self._introduced.discard(peer)
         self._wants_final.discard(peer)
         self.properties.pop(peer, None)
         self._leaving.discard(peer)
@@ -398,9 +404,8 @@ class ClientTasks:
         self._offered_again.discard(peer)
 
     def _receive_introduction(self, peer: uuid.UUID, introduction: Introduction) -> bool:
-        if peer in self._introduced:  # it says so once a session
+        if peer in self.properties:  # it says so once a session
             return False
-        self._introduced.add(peer)
         self.properties[peer] = introduction.properties
         if introduction.final:
             self._wants_final.add(peer)

@@ -349,6 +349,7 @@ class Server:
     def _hand_out(self) -> None:
         """End the federation. Wait until all clients that want the model have it: each has as long as for an answer."""
         self._has_said_end = True
+        self._tasks.read()  # who wants it
         left = dict(self._tasks.announce_end(self.number, self.model))
         until = time.monotonic() + self._collector.deadline
         while left and time.monotonic() < until:

@@ -32,9 +32,9 @@ HERE = training.__name__
 
 
 @contextmanager
-def server(**settings: Any) -> Iterator[fl.Server]:
+def server(model: Any = None, **settings: Any) -> Iterator[fl.Server]:
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), connection=CONNECTION)
-    model = {"w": np.zeros(3, np.float32)}
+    model = model or {"w": np.zeros(3, np.float32)}
     with fl.Server(model, options, min_clients=1, deadline=SOON, **settings) as made:
         yield made
 

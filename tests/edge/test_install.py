@@ -115,10 +115,11 @@ def test_wrong_option_is_one_line_and_status_2(
     assert capsys.readouterr().err.startswith(f"edge: {option}: {value!r}; expected ")
 
 
-def test_state_is_in_the_folder_of_the_service(tmp_path: Path) -> None:
-    path = write(tmp_path, '[client]\ntrain = "a:b"\nstate = "state"\n')
-    assert options_of(unit(path, "80%", []), "Environment") == ["EDGE_CLIENT_STATE=%S/edge"]
-    assert "ENV EDGE_CLIENT_STATE=/state\n" in containerfile(path)
+def test_state_and_model_are_in_the_folder_of_the_service(tmp_path: Path) -> None:
+    path = write(tmp_path, '[client]\ntrain = "a:b"\nstate = "state"\n[model]\npath = "last 5%.npz"\n')
+    where = ["EDGE_CLIENT_STATE=%S/edge", '"EDGE_MODEL_PATH=%S/edge/last 5%%.npz"']
+    assert options_of(unit(path, "80%", []), "Environment") == where
+    assert 'ENV EDGE_CLIENT_STATE=/state\nENV EDGE_MODEL_PATH="/state/last 5%.npz"\n' in containerfile(path)
 
 
 def test_device_that_gets_its_app_from_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,5 +213,7 @@ def test_no_option_ends_a_line_of_the_unit(tmp_path: Path) -> None:
 
 
 def test_name_of_the_file_is_one_word_of_the_container(tmp_path: Path) -> None:
-    text = containerfile(tmp_path / """a"b\nRUN c""")
+    path = tmp_path / """a"b\nRUN c"""
+    path.write_text(SERVER)
+    text = containerfile(path)
     assert json.loads(re.findall("ENTRYPOINT (.*)", text)[0])[2] == """a"b\nRUN c"""

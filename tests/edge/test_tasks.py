@@ -55,6 +55,20 @@ def answer(tasks: TrainingTasks, number: int = 1, **config: Any) -> Any:
     return reply.content
 
 
+def test_a_model_that_the_owners_file_cannot_hold_is_refused_before_training(tmp_path: Path) -> None:
+    tasks = TrainingTasks(f"{HERE}:counts", None, None, {}, tmp_path / "model.npz")
+    message = MESSAGES.dump(Task(Job(5, 1, "train"), {"w.npy": np.zeros(4, np.float32)}, {}))
+    reason = (
+        "InvalidOption: model.path: 'w.npy': no name that .npz can have; expected a printable text that does not end"
+    )
+    assert str(tasks.answer(bytes_of(message))).startswith(reason)
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(netq.InvalidOption, match=r"model\.path: .*; expected a name that ends in \.npz or"):
+        TrainingTasks(f"{HERE}:counts", None, None, {}, tmp_path / "model.pt")
+
+
 def test_settings_override_the_config_of_the_server() -> None:
     metrics = answer(made(batch=8), batch=32).metrics
     assert (metrics["count"], metrics["batch"]) == (1, 8)

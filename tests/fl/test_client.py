@@ -17,7 +17,7 @@ import pytest
 
 import fl
 import netq
-from fl.messages import MESSAGES, End, Job, Reply, Report, Task, Update
+from fl.messages import MESSAGES, End, Introduction, Job, Reply, Report, Task, Update
 from fl.tensors.serialization import messages
 from fl.trainer import Trainer
 from netq.utils.stream import Stream
@@ -49,8 +49,15 @@ class ControlledServer:
     def put(self, message: Any) -> None:
         self.queue.put(message).result(SOON)
 
+    def next(self) -> Any:
+        """Return the next message, but for what the client says of itself at the begin of a session."""
+        while True:
+            self.peer, message = self.queue.get(timeout=SOON)
+            if not isinstance(message, Introduction):
+                return message
+
     def answer(self, purpose: str = "train", round: int = 1, run: int = 7) -> Any:
-        self.peer, reply = self.queue.get(timeout=SOON)
+        reply = self.next()
         assert type(reply) is Reply
         assert reply.job == Job(run, round, purpose)  # type: ignore[arg-type]
         return reply.content
@@ -61,7 +68,7 @@ class ControlledServer:
         assert self.queue.close(SOON) == 0
         self.run.result(SOON)
         with pytest.raises(netq.Closed):
-            self.queue.get()
+            self.next()
 
 
 @contextlib.contextmanager
@@ -263,7 +270,7 @@ def test_other_messages_are_logged_and_ignored(caplog: pytest.LogCaptureFixture)
         for junk in ("hello", None, [7, 1, "train"], {"type": "Report", "num_examples": 1}, b"junk"):
             server.put(junk)
         assert type(server()) is Update
-    assert caplog.text.count("expected a Task, a Permit or an End") == 6
+    assert caplog.text.count("expected a Task, a Permit, an End or a Final") == 6
     assert caplog.text.count("a message of the server cannot be read") == 6
     assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.ERROR]
 

@@ -96,6 +96,19 @@ def test_late_clients_of_a_server_that_lingers_get_the_model() -> None:
         assert late.result(SOON)["w"].tolist() == [4, 4, 4]
 
 
+def test_a_client_that_comes_back_gets_the_model_once() -> None:
+    with ThreadPoolExecutor(1) as pool, Federation(min_clients=1) as federation:
+        federation.join(A, gives(4))
+        federation.round(1)
+        federation.start(federation.server.linger, 3 * SOON)
+        again: list[Future[Any]] = []
+        for _ in range(2):
+            again.append(pool.submit(fl.Client(gives(1)).run, at(federation.server.netloc, B)))
+            again[-1].exception(SOON)
+    assert again[0].result()["w"].tolist() == [4, 4, 4]
+    assert again[1].result() is None
+
+
 @pytest.mark.parametrize("value", [1, None, "yes"])
 def test_the_option_is_a_flag(value: Any) -> None:
     with pytest.raises(netq.InvalidOption, match=r"Client\.final_model: .*; expected True or False"):

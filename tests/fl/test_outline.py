@@ -13,6 +13,7 @@ import pytest
 from fl import messages, outline
 from fl.messages import MESSAGES
 from fl.outline import OUTLINES, End, Permit, Task
+from fl.tensors.json_format import JsonSerializer
 from netq.errors import Unreadable
 from netq.utils.stream import PickleSerializer, Stream
 
@@ -44,6 +45,7 @@ def test_permit_and_end() -> None:
     assert arrived(MESSAGES.dump(messages.Permit(JOB))) == Permit((7, 3, "train"))
     assert arrived(MESSAGES.dump(messages.End(5))) == End(5, False)
     assert arrived(MESSAGES.dump(messages.End(5, final=True))) == End(5, True)
+    assert arrived(JsonSerializer().dump({"type": "End", "round": 5})) == End(5, False)
 
 
 def test_final_keeps_its_bytes() -> None:
