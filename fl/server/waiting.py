@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sized
 from typing import TypeVar
 
+from netq.validate import whole
+
 log = logging.getLogger("netq.fl")
 
 Peers = TypeVar("Peers", bound=Sized)
@@ -47,6 +49,7 @@ def until_connected(
     patience:  seconds, after which one line of the log is a warning.
     read:      called every second: handles messages.
     """
+    whole("wait: count", count, 0)
     begin, logged, warned, settled = time.monotonic(), -1, False, True
     while True:
         changed.clear()

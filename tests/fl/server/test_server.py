@@ -564,6 +564,8 @@ def test_wait_ends_by_timeout_or_close() -> None:
         with pytest.raises(TimeoutError, match="0 of 1 clients are connected after 0 s"):
             federation.server.wait(1, timeout=0)
         assert federation.server.wait(0, timeout=0) == ()
+        with pytest.raises(netq.InvalidOption, match="wait: count: '3'; expected a whole number of 0 or more"):
+            federation.server.wait("3")  # type: ignore[arg-type]
         waiting = federation.start(federation.server.round)
         federation.server.close()
         with pytest.raises(netq.Closed, match="this server is closed"):
