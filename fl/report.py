@@ -36,7 +36,7 @@ class FailureKind(enum.Enum):
     STALE = "it belongs to another round"
     LOST = "the client has gone, or cannot be reached"
     UNREADABLE = "its message cannot be read, or is none of ours"
-    ERROR = "the strategy raised an error of its own"
+    ERROR = "the strategy raised an error of its own, or the server's config has nothing for the client"
     VOID = "too few others were good: the round does not count"
 
 
