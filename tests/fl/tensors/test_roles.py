@@ -31,6 +31,11 @@ def roles(*names: str, given: dict[str, str] | None = None) -> Roles:
         ("layers.0.activation_post_process.scale", "averaged"),
         ("activation_post_process_3.activation_post_process.min_val", "averaged"),
         ("conv.weight_fake_quant.activation_post_process.max_val", "averaged"),
+        *(
+            ("batch_stats/BatchNorm_0/var", "averaged"),
+            ("batch_stats.bn.mean", "averaged"),
+            ("params/bn/var", "trained"),
+        ),
         *(("weight", "trained"), ("scale", "trained"), ("rnn.weight_u", "trained"), ("running.weight", "trained")),
     ],
 )
@@ -111,6 +116,12 @@ def test_patterns_give_roles_and_names_outweigh_them() -> None:
     assert found == {"head.w": "local", "head.b": "averaged", "body.w": "trained"}
     assert roles("a.b", given={"a.*": "local", "*.b": "local"}) == {"a.b": "local"}
     assert roles("w[0]", "w[1]", given={"w[0]": "local"}) == {"w[0]": "local", "w[1]": "trained"}
+    assert roles("w[0].b", "w0.b", given={"w[0].*": "local"}) == {"w[0].b": "local", "w0.b": "trained"}
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"the name of a tensor: \('params', 'w'\); expected a text, as in"):
+        assign({("params", "w"): W}, None)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(
