@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,10 @@ US: Properties
 EU, US = {"region": "eu", "memory_mb": 512}, {"region": "us", "memory_mb": 4096}
 
 
+class Kind(enum.StrEnum):
+    CAMERA = "camera"
+
+
 @pytest.mark.parametrize(
     ("properties", "said"),
     [
@@ -36,6 +41,7 @@ EU, US = {"region": "eu", "memory_mb": 512}, {"region": "us", "memory_mb": 4096}
         ({"a": 2**63}, "p: 'a': 9223372036854775808"),
         ({"a": [1]}, r"p: 'a': \[1\]"),
         ({"a": None}, "p: 'a': None"),
+        ({"a": Kind.CAMERA}, "p: 'a': <Kind.CAMERA: 'camera'>"),
     ],
 )
 def test_wrong_properties_are_named(properties: Any, said: str) -> None:
