@@ -30,13 +30,13 @@ _PLAIN = re.compile(r"[\w./:@%+()\[\]-]+")  # a name that a report's line has wi
 class FailureKind(enum.Enum):
     """Why a client's update is not in the model."""
 
-    INVALID = "it does not fit the model, or the strategy refuses it"
+    INVALID = "it does not fit the model, or the strategy or the config refuses it"
     FAILED = "the client could not do its task, and said so"
     LATE = "it was not there by the deadline, or when enough others were"
     STALE = "it belongs to another round"
     LOST = "the client has gone, or cannot be reached"
     UNREADABLE = "its message cannot be read, or is none of ours"
-    ERROR = "the strategy raised an error of its own, or the server's config has nothing for the client"
+    ERROR = "the strategy raised an error of its own"
     VOID = "too few others were good: the round does not count"
 
 

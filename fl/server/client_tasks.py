@@ -206,7 +206,7 @@ class ClientTasks:
             except Exception as error:  # of the user's function: a client may say of itself what it likes
                 log.debug("%s says of itself %s; where it happened", peer, info.properties, exc_info=error)
                 why = f"there is no config for it: {describe(error)}; expected a dict for any properties, also for none"
-                failures[peer] = ClientFailure(FailureKind.ERROR, why)
+                failures[peer] = ClientFailure(FailureKind.INVALID, why)
         return configs, failures
 
     def _tasks_of(

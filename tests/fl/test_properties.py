@@ -154,8 +154,23 @@ def test_a_client_without_a_config_costs_the_others_nothing(config: Any, said: s
         introduced(federation, 2)
         report = federation.round(2)
         assert report.clients == (B,)
-        assert report.failures[A].why is fl.FailureKind.ERROR
+        assert report.failures[A].why is fl.FailureKind.INVALID
         assert said in str(report.failures[A])
+
+
+def test_a_client_without_a_config_is_not_asked_again_in_the_next_attempt() -> None:
+    [chosen] = fl.FedAvg(fraction=0.5).select(1, [A, B])
+
+    def of_the_other(client: fl.ClientInfo) -> dict[str, Any]:
+        if client.id == chosen:
+            raise KeyError("region")
+        return {}
+
+    with Federation(strategy=fl.FedAvg(fraction=0.5), config=of_the_other, min_clients=1) as federation:
+        for id in (A, B):
+            joins(federation, id, 1)
+        assert federation.round(2).failures.keys() == {chosen}
+        assert federation.round(2).clients == tuple({A, B} - {chosen})
 
 
 def test_a_client_for_which_where_raises_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
