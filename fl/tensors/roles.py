@@ -63,7 +63,8 @@ def state(module: Any) -> State:
     tensors = module.state_dict()
     roles: dict[str, Role] = {name: "unit" if _is_spectral(name, tensors) else "averaged" for name in tensors}
     for name, _ in module.named_parameters(remove_duplicate=False):
-        roles[name] = "trained"
+        if name in tensors:  # a module's own state_dict may leave out what is frozen
+            roles[name] = "trained"
     return State(tensors, roles)
 
 

@@ -99,6 +99,20 @@ def test_state_reads_the_roles_from_the_module() -> None:
     assert fl.Update(found, 1).model.keys() == found.keys()
 
 
+class WithoutBackbone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def state_dict(self, *args: Any, **settings: Any) -> Any:
+        found = super().state_dict(*args, **settings)
+        return {name: tensor for name, tensor in found.items() if not name.startswith("backbone.")}
+
+
+def test_parameters_that_a_module_leaves_out_have_no_role() -> None:
+    assert assign(fl.state(WithoutBackbone()), None) == {"head.weight": "trained", "head.bias": "trained"}
+
+
 def test_a_module_that_observes_ranges_can_be_a_model() -> None:
     net = nn.Sequential(quantization.QuantStub(), nn.Linear(2, 2))
     net.qconfig = quantization.default_qat_qconfig  # type: ignore[assignment]
