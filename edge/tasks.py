@@ -58,10 +58,10 @@ class TrainingTasks:
 
     def answer(self, task: Stream, rate: float | None = None) -> Finished | str:
         """Do a task. Return the reply as bytes, or the reason why there is none. `rate`: see fl.trainer.Trainer."""
-        before = self._trainer.state
+        before = self._trainer.state, self._trainer.local
         answer = self._trainer.answer(OUTLINES.load(task), rate)
         if wrong := unserializable(self._trainer.state):
-            self._trainer.state = before
+            self._trainer.state, self._trainer.local = before
             return f"config['state'] cannot be kept: {wrong}"
         return answer
 

@@ -67,15 +67,15 @@ def _is_one_of(value: Any, wanted: Any) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= _LONGEST
+    return type(value) is str and value.isprintable() and 0 < len(value) <= _LONGEST
 
 
 def _is_plain(value: object) -> bool:
-    if isinstance(value, str):
+    if type(value) is str:  # a message has no subclass, such as an Enum
         return value.isprintable() and len(value) <= _LONGEST
     if isinstance(value, float):
         return math.isfinite(value)
-    return isinstance(value, bool) or (isinstance(value, int) and -(2**63) <= value < 2**63)
+    return type(value) is bool or (type(value) is int and -(2**63) <= value < 2**63)
 
 
 def _expect(right: bool, what: str, value: object) -> None:

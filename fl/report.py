@@ -30,7 +30,7 @@ _PLAIN = re.compile(r"[\w./:@%+()\[\]-]+")  # a name that a report's line has wi
 class FailureKind(enum.Enum):
     """Why a client's update is not in the model."""
 
-    INVALID = "it does not fit the model, or the strategy refuses it"
+    INVALID = "it does not fit the model, or the strategy or the config refuses it"
     FAILED = "the client could not do its task, and said so"
     LATE = "it was not there by the deadline, or when enough others were"
     STALE = "it belongs to another round"

@@ -95,7 +95,9 @@ class Trainer:
             if isinstance(content, Skip):
                 log.info("round %d: %s is skipped: %s", number, purpose, content)
             if isinstance(content, Update):
-                local = copied(of_role(content.model, task.roles, "local"))
+                local = of_role(content.model, task.roles, "local")
+                specs_of(local)  # it can be kept
+                local = copied(local)
                 model = _without(content.model, local, constants)
                 _warn_if_unlike(number, model, task.roles, like)
                 if packs:

@@ -353,7 +353,7 @@ class Grid(flwr.serverapp.Grid):
             self._sent[id] = _Sent(message.metadata, nodes.get(node))
         present = {nodes[node]: message_id(batch, node) for node in messages if node in nodes}
         if present:
-            self._dispatcher.ask(write_ask(ask), present, metadata.ttl)
+            self._dispatcher.ask([(write_ask(ask), present)], metadata.ttl)
         for node in messages.keys() - nodes.keys():
             absent = Error(ErrorCode.NODE_UNAVAILABLE, f"node {node}: it is not connected")
             self._dispatcher.add_answer(message_id(batch, node), absent)

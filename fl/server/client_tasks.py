@@ -44,6 +44,7 @@ from fl.server.admission import Admission, Sending
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.limits import Limits
 from fl.tensors.spec import Model
+from netq.text import describe
 
 log = logging.getLogger("netq.fl")
 
@@ -166,42 +167,66 @@ class ClientTasks:
         """Return how long the last reply of a client took."""
         return self._seconds.get(peer, math.inf)
 
-    def ask(self, task: Task, clients: Collection[uuid.UUID], limit: float, *, keep_late: bool) -> None:
-        """Give clients a task. It replaces the tasks that they have.
+    def ask(
+        self, task: Task, clients: Collection[uuid.UUID], limit: float, *, keep_late: bool
+    ) -> Mapping[uuid.UUID, ClientFailure]:
+        """Give clients a task. It replaces the tasks that they have. Return the clients that get none, and why.
 
         limit:     seconds; a client that has not answered by then is late.
         keep_late: a late client keeps the task, and its answer is still accepted.
         """
         self._warned_stale.clear()
         if not clients:
-            return
+            return {}
         for peer in clients:
             self.forget(peer)
+        configs, failures = self._configs_of(task, clients)
+        clients = [peer for peer in clients if peer not in failures]
         self._admission.patience = max(_CHECK, min(self._grace, limit / _PATIENCE))
         unasked = self._admission.share(len(self._asked) + len(clients))
-        tasks = self._tasks_of(replace(task, unasked=unasked, deadline=limit), clients)
+        tasks = self._tasks_of(replace(task, unasked=unasked, deadline=limit), clients, configs)
         asked, now = {}, time.monotonic()
         for peer in clients:  # before the tasks are sent: a user's callback, or Ctrl-C, may interrupt what follows
             is_first = peer not in self._owed and peer not in self._seconds
             asked[peer] = _Asked(task.job, now + limit, is_first)
             self._owed.setdefault(peer, deque(maxlen=_OWED)).append(_Owed(task.job, now, unasked))
-        for each, keys in tasks:
-            self._dispatcher.ask(each, keys, limit, keep_late=keep_late)
+        self._dispatcher.ask(tasks, limit, keep_late=keep_late)
         self._asked.update(asked)
         for peer in clients:
             self._callbacks.client_is(peer, ClientState.TRAINING)
+        return failures
 
-    def _tasks_of(self, task: Task, clients: Collection[uuid.UUID]) -> list[tuple[Task, dict[uuid.UUID, Key]]]:
+    def _configs_of(
+        self, task: Task, clients: Collection[uuid.UUID]
+    ) -> tuple[dict[uuid.UUID, Mapping[str, Any]], dict[uuid.UUID, ClientFailure]]:
+        """Return the configs of a task that differ by client, and for which clients the user's function has none."""
+        configs, failures = dict[uuid.UUID, Mapping[str, Any]](), dict[uuid.UUID, ClientFailure]()
+        if self._config_of is None:
+            return configs, failures
+        for peer in clients:
+            info = self.info(peer)
+            try:
+                configs[peer] = {**self._config_of(info, task.job.round), **task.config}
+            except Exception as error:  # of the user's function: a client may say of itself what it likes
+                log.debug("%s says of itself %s; where it happened", peer, info.properties, exc_info=error)
+                why = f"there is no config for it: {describe(error)}; expected a dict for any properties, also for none"
+                failures[peer] = ClientFailure(FailureKind.INVALID, why)
+        return configs, failures
+
+    def _tasks_of(
+        self, task: Task, clients: Collection[uuid.UUID], configs: Mapping[uuid.UUID, Mapping[str, Any]]
+    ) -> list[tuple[Task, dict[uuid.UUID, Key]]]:
         """Return the tasks that differ by client, each with those clients that get it."""
         keys = {peer: Key(peer, task.job) for peer in clients}
         counts = {peer: self._replied(peer, task.job) for peer in clients}
-        if self._config_of is None:
+        if configs:
             return [
-                (replace(task, answered=count), {peer: keys[peer] for peer in clients if counts[peer] == count})
-                for count in sorted(set(counts.values()))
+                (replace(task, answered=counts[peer], config=configs[peer]), {peer: keys[peer]}) for peer in clients
             ]
-        configs = {peer: {**self._config_of(self.info(peer), task.job.round), **task.config} for peer in clients}
-        return [(replace(task, answered=counts[peer], config=configs[peer]), {peer: keys[peer]}) for peer in clients]
+        return [
+            (replace(task, answered=count), {peer: keys[peer] for peer in clients if counts[peer] == count})
+            for count in sorted(set(counts.values()))
+        ]
 
     def info(self, peer: uuid.UUID) -> ClientInfo:
         """Return what is known of a client."""

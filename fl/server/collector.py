@@ -198,7 +198,8 @@ class UpdateCollector:
     def _ask(self, task: Task, state: RoundState, clients: Collection[uuid.UUID]) -> None:
         state.pending.update(dict.fromkeys(clients))
         keep_late = task.job.purpose == "train" and self._strategy.staleness is not None
-        self._tasks.ask(task, clients, self.deadline, keep_late=keep_late)
+        for peer, failure in self._tasks.ask(task, clients, self.deadline, keep_late=keep_late).items():
+            self._fail(task, state, peer, failure)
 
     def _collect(
         self,

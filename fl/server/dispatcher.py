@@ -32,7 +32,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -98,8 +98,7 @@ class TaskDispatcher(Generic[Key]):
         self._answers: dict[Key, Any] = {}  # not taken yet
         self._reader: int | None = None  # the thread that reads
         self._number = 0  # of the last `ask`
-        self._data: Any = None  # of the last `ask`, while a task of it is open
-        self._open = 0  # tasks of the last `ask`
+        self._data: dict[Key, Any] = {}  # of the open tasks of the last `ask`
         self._next_check = -math.inf  # by time.monotonic()
         # What each message costs, for the thread that reads.
         self._allowance = Allowance()
@@ -113,22 +112,27 @@ class TaskDispatcher(Generic[Key]):
         )
         self.queue = netq.new(protocol, netq.Purpose.SERVER, options)
 
-    def ask(self, data: Any, tasks: Mapping[uuid.UUID, Key], limit: float, *, keep_late: bool = False) -> None:
-        """Send `data` to peers, serialised once; each peer's task gets a key. Never waits.
+    def ask(
+        self, parts: Iterable[tuple[Any, Mapping[uuid.UUID, Key]]], limit: float, *, keep_late: bool = False
+    ) -> None:
+        """Send data to peers; each peer's task gets a key. Never waits.
 
+        parts:     data, serialised once, and the keys of the peers that get it.
         limit:     seconds; a task without an answer by then is answered with LATE.
         keep_late: the task stays open then, and a second answer may follow.
 
-        If serialisation raises, no peer is asked.
+        If the serialisation of a part raises, its peers are not asked, nor those of the parts after it.
         """
         with self._changed:  # so that no answer is read before its task is known
             self._number += 1
-            delivery = self.queue.put(data, *tasks)
-            self._data, self._open = data, len(tasks)
+            self._data = {}
             until = time.monotonic() + limit
             self._next_check = min(self._next_check, until)
-            for (peer, key), part in zip(tasks.items(), delivery.futures, strict=True):
-                self._tasks[key] = _Task(peer, self._number, limit, until, part, keep_late)
+            for data, tasks in parts:
+                delivery = self.queue.put(data, *tasks)
+                for (peer, key), part in zip(tasks.items(), delivery.futures, strict=True):
+                    self._tasks[key] = _Task(peer, self._number, limit, until, part, keep_late)
+                    self._data[key] = data
 
     def announce(self, data: Any, peers: Collection[uuid.UUID]) -> None:
         """Send data to peers, on a lane of its own: it passes a task that is being sent."""
@@ -337,7 +341,7 @@ class TaskDispatcher(Generic[Key]):
         with self._changed:
             for key, failure in failures.items():
                 self._fail(key, failure)
-            for key in again & self._tasks.keys():
+            for key in again & self._data.keys():
                 self._repeat(key)
             limits = [task.until for task in self._tasks.values() if not task.is_late]
             self._next_check = min([now + _CHECK, *limits])
@@ -381,16 +385,12 @@ class TaskDispatcher(Generic[Key]):
         task = self._tasks[key]
         task.delivery.cancel()
         log.info("%s: was started again, and gets its %s again", task.peer, self._noun)
-        (part,) = self.queue.put(self._data, task.peer).futures
+        (part,) = self.queue.put(self._data[key], task.peer).futures
         self._tasks[key] = task._replace(delivery=part, repeats=task.repeats + 1)
 
     def _pop(self, key: Key) -> _Task | None:
-        task = self._tasks.pop(key, None)
-        if task is not None and task.number == self._number:
-            self._open -= 1
-            if self._open == 0:
-                self._data = None
-        return task
+        self._data.pop(key, None)
+        return self._tasks.pop(key, None)
 
     def _fail(self, key: Key, failure: ClientFailure) -> None:
         task = self._tasks.get(key)

@@ -482,10 +482,9 @@ class Server:
         """Return what the user's function gives a client. Raises InvalidOption, and what the function raises."""
         assert self._config_by_client is not None
         config = self._config_by_client(client)
-        whose = f"Server.config of client {client.id}"
-        expect(isinstance(config, Mapping), whose, config, "a dict of plain values by name")
+        expect(isinstance(config, Mapping), "Server.config", config, "a dict of plain values by name")
         found = resolved(config, number)
-        check_config(found, whose)
+        check_config(found, "Server.config")
         return found
 
     def _description(self, client: ClientInfo) -> Description:

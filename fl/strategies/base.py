@@ -20,6 +20,7 @@ import logging
 import math
 import random
 import re
+import reprlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ from fl.properties import Properties, Where, check_where, matches
 from fl.tensors.roles import Role
 from fl.tensors.spec import Model
 from netq.errors import InvalidOption
-from netq.text import did_you_mean
+from netq.text import describe, did_you_mean
 from netq.validate import expect, is_number, is_whole, whole
 
 log = logging.getLogger("netq.fl")
@@ -98,12 +99,21 @@ class Strategy(abc.ABC):
         `self.properties` has what each client says of itself.
         """
         if self._where is not None:
-            clients = [each for each in clients if matches(self._where, self.properties.get(each, {}))]
+            clients = [each for each in clients if self._is_wanted(each)]
             if not clients:
                 log.warning("round %d: no client has the properties that are wanted: %s", number, self._where)
                 return []
         count = math.ceil(self.enough(len(clients)) * (1 + self._oversample))
         return random.Random(f"{self._seed} {number}").sample(sorted(clients), min(count, len(clients)))
+
+    def _is_wanted(self, client: uuid.UUID) -> bool:
+        properties = self.properties.get(client, {})
+        try:
+            return matches(self._where, properties)
+        except Exception as error:  # of the user's function: a client may say of itself what it likes
+            has = f"it says of itself {reprlib.repr(dict(properties))}, for which `where` raises {describe(error)}"
+            log.warning("%s: takes no part: %s; expected True or False for any properties, also for none", client, has)
+            return False
 
     def enough(self, clients: int) -> int:
         """Return the number of answers that ends a round, for a number of connected clients."""

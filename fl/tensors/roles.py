@@ -34,11 +34,11 @@ SENT: tuple[Role, ...] = ("trained", "averaged", "unit")  # with each update
 IN_MODEL: tuple[Role, ...] = (*SENT, "constant")  # of the server
 
 _NAMED = 50  # tensors up to which an error names all, or the nearest
-_SEPARATORS = re.compile(r"[./]")  # between the modules in a tensor's name, of torch and of Keras
+_SEPARATORS = re.compile(r"[./]")  # between the modules in a tensor's name, of torch, and of Keras and Flax
 # Statistics of normalisation layers: BatchNorm's of torch, and of Keras ("moving_variance:0").
 _STATISTIC = re.compile(r"(running|moving)_\w+(:0)?")
-# Modules of torch that observe ranges for a quantisation; their ranges are infinite before the first batch.
-_OBSERVER = re.compile(r"activation_post_process(_\d+)?|weight_fake_quant")
+# Where torch observes ranges for a quantisation, which are infinite before the first batch; and Flax's statistics.
+_OF_STATISTICS = re.compile(r"activation_post_process(_\d+)?|weight_fake_quant|batch_stats")
 # Spectral norm of torch keeps two vectors for the tensor of the second name: "_u" and "_v" of a parametrization, or of
 # a hook. A weight norm's "weight_v" has no such tensor beside it, and is trained.
 _SPECTRAL = (
@@ -63,7 +63,8 @@ def state(module: Any) -> State:
     tensors = module.state_dict()
     roles: dict[str, Role] = {name: "unit" if _is_spectral(name, tensors) else "averaged" for name in tensors}
     for name, _ in module.named_parameters(remove_duplicate=False):
-        roles[name] = "trained"
+        if name in tensors:  # a module's own state_dict may leave out what is frozen
+            roles[name] = "trained"
     return State(tensors, roles)
 
 
@@ -72,9 +73,11 @@ def assign(model: Model, given: Mapping[str, str] | None) -> dict[str, Role]:
 
     given: roles by name, or by pattern (* and ?, as in "head.*"). A name outweighs the patterns that match it.
 
-    Raises InvalidOption for an entry that matches no tensor, for patterns that disagree, and for a role that a tensor
-    cannot have; InvalidUpdate for a dtype that has no mean.
+    Raises InvalidOption for a name that is no text, an entry that matches no tensor, patterns that disagree, and a role
+    that a tensor cannot have; InvalidUpdate for a dtype that has no mean.
     """
+    for name in model:
+        expect(isinstance(name, str), "the name of a tensor", name, 'a text, as in "layer.weight"')
     specs = specs_of(model)
     known: Roles = getattr(model, "roles", {})
     roles: dict[str, Role] = {name: known.get(name) or _default(name, tensor, model) for name, tensor in model.items()}
@@ -144,7 +147,7 @@ def _default(name: str, tensor: Any, model: Mapping[str, Any]) -> Role:
     if spec_of(name, tensor).is_exact:
         return "averaged"
     modules = _SEPARATORS.split(name)
-    if _STATISTIC.fullmatch(modules[-1]) or any(map(_OBSERVER.fullmatch, modules)):
+    if _STATISTIC.fullmatch(modules[-1]) or any(map(_OF_STATISTICS.fullmatch, modules)):
         return "averaged"
     if _is_spectral(name, model):
         return "unit"
@@ -167,7 +170,8 @@ def _given(names: Collection[str], given: Mapping[str, str]) -> dict[str, Role]:
         if pattern in names:
             by_name[pattern] = role
             continue
-        matched = {name for name in names if fnmatchcase(name, pattern)}
+        plain = pattern.replace("[", "[[]")  # fnmatch has sets of characters, too; names have brackets: "layers[0]"
+        matched = {name for name in names if fnmatchcase(name, plain)}
         if not matched:
             raise InvalidOption(f"roles: no tensor is named {pattern!r}; {_hint(pattern, names)}")
         for name in sorted(matched - given.keys()):

@@ -132,12 +132,14 @@ def test_other_values_are_no_state() -> None:
 
 def keeps_a_function(model: Any, config: Mapping[str, Any]) -> fl.Update:
     config["state"]["sensor"] = {"open": open}
-    return fl.Update(model, 1)
+    return fl.Update({**model, "head": np.ones(1)}, 1)
 
 
 def test_state_of_other_objects_is_an_error() -> None:
     tasks = made(f"{HERE}:keeps_a_function")
-    assert answer(tasks).startswith("config['state'] cannot be kept: 'sensor': has a ")
+    task = Task(Job(5, 1, "train"), {"w": np.zeros(4, np.float32)}, {}, roles={"head": "local"})
+    said = tasks.answer(bytes_of(MESSAGES.dump(task)))
+    assert str(said).startswith("config['state'] cannot be kept: 'sensor': has a ")
     assert tasks.save().nbytes == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,10 @@ US: Properties
 EU, US = {"region": "eu", "memory_mb": 512}, {"region": "us", "memory_mb": 4096}
 
 
+class Kind(enum.StrEnum):
+    CAMERA = "camera"
+
+
 @pytest.mark.parametrize(
     ("properties", "said"),
     [
@@ -36,6 +41,7 @@ EU, US = {"region": "eu", "memory_mb": 512}, {"region": "us", "memory_mb": 4096}
         ({"a": 2**63}, "p: 'a': 9223372036854775808"),
         ({"a": [1]}, r"p: 'a': \[1\]"),
         ({"a": None}, "p: 'a': None"),
+        ({"a": Kind.CAMERA}, "p: 'a': <Kind.CAMERA: 'camera'>"),
     ],
 )
 def test_wrong_properties_are_named(properties: Any, said: str) -> None:
@@ -131,17 +137,50 @@ def test_the_config_may_be_a_function_of_the_client() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (lambda client: 3, f"Server.config of client {A}: 3; expected a dict of plain values by name"),
-        (lambda client: {"round": 3}, f"Server.config of client {A}: 'round' is the number of the round"),
-        (lambda client: {"f": object()}, f"Server.config of client {A}: 'f': a builtins.object"),
+        (lambda client: 3, "Server.config: 3; expected a dict of plain values by name"),
+        (lambda client: {"round": 3}, "Server.config: 'round' is the number of the round"),
+        (lambda client: {"f": object()}, "Server.config: 'f': a builtins.object"),
+        (lambda client: {"epochs": client.properties["memory_mb"] // 512}, "TypeError: "),
+        (lambda client: {"epochs": client.properties["gpu"]}, "KeyError: 'gpu'; expected a dict for any properties"),
     ],
 )
-def test_a_wrong_config_of_a_client_is_named(config: Any, said: str) -> None:
-    with Federation(config=config, min_clients=1) as federation:
-        joins(federation, A, 1)
-        with pytest.raises(netq.InvalidOption) as caught:
-            federation.round(1)
-    assert said in str(caught.value)
+def test_a_client_without_a_config_costs_the_others_nothing(config: Any, said: str) -> None:
+    def of_others(client: fl.ClientInfo) -> Any:
+        return config(client) if client.id == A else {}
+
+    with Federation(config=of_others, min_clients=1) as federation:
+        joins(federation, A, 1, {"memory_mb": "much"})
+        joins(federation, B, 3, EU)
+        introduced(federation, 2)
+        report = federation.round(2)
+        assert report.clients == (B,)
+        assert report.failures[A].why is fl.FailureKind.INVALID
+        assert said in str(report.failures[A])
+
+
+def test_a_client_without_a_config_is_not_asked_again_in_the_next_attempt() -> None:
+    [chosen] = fl.FedAvg(fraction=0.5).select(1, [A, B])
+
+    def of_the_other(client: fl.ClientInfo) -> dict[str, Any]:
+        if client.id == chosen:
+            raise KeyError("region")
+        return {}
+
+    with Federation(strategy=fl.FedAvg(fraction=0.5), config=of_the_other, min_clients=1) as federation:
+        for id in (A, B):
+            joins(federation, id, 1)
+        assert federation.round(2).failures.keys() == {chosen}
+        assert federation.round(2).clients == tuple({A, B} - {chosen})
+
+
+def test_a_client_for_which_where_raises_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(strategy=fl.FedAvg(where=lambda found: found["memory_mb"] > 100), min_clients=1) as federation:
+        for id, properties in ((A, {"memory_mb": "much"}), (B, EU), (C, {"region": "eu"})):
+            joins(federation, id, 1, properties)
+        introduced(federation, 3)
+        assert federation.round(3).clients == (B,)
+    assert f"{A}: takes no part: it says of itself {{'memory_mb': 'much'}}" in caplog.text
+    assert f"{C}: takes no part: it says of itself {{'region': 'eu'}}, for which `where` raises KeyError" in caplog.text
 
 
 def test_a_client_introduces_itself_once_a_session() -> None:

@@ -75,6 +75,14 @@ def test_a_failed_training_changes_no_local_tensor() -> None:
     assert values(trainer.local) == {"head": [11]}
 
 
+def test_a_local_value_that_is_no_tensor_is_refused() -> None:
+    trainer = Trainer(adds)
+    done(trainer)
+    trainer._functions["train"] = lambda model, config: Update({**model, "head": [1.0]}, 1)
+    assert "'head': a list; expected a numpy array" in str(trainer.do(task(2)))
+    assert values(trainer.local) == {"head": [11]}
+
+
 def test_an_evaluation_gets_local_tensors_and_changes_none() -> None:
     seen: list[float] = []
 

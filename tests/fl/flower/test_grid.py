@@ -438,7 +438,7 @@ def test_a_node_reports_an_unreadable_message() -> None:
     with Federation() as federation:
         id = federation.join(echo)
         dispatcher, key = federation.grid._dispatcher, message_id(5, fl.flower.node_id(id))
-        dispatcher.ask(("netq-flower/9", 5), {id: key}, 60)
+        dispatcher.ask([(("netq-flower/9", 5), {id: key})], 60)
         error = dispatcher.take(lambda wanted: wanted == key, time.monotonic() + SOON)
     assert "cannot read what it was sent: the version of a message: expected netq-flower/1" in str(error)
 

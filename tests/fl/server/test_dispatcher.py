@@ -52,7 +52,7 @@ class Place:
 
     def ask(self, *keys: str, peer: uuid.UUID = A, limit: float = SOON, keep_late: bool = False) -> None:
         for key in keys:
-            self.dispatcher.ask(f"task {key}", {peer: key}, limit, keep_late=keep_late)
+            self.dispatcher.ask([(f"task {key}", {peer: key})], limit, keep_late=keep_late)
 
     def take(self, *keys: str, within: float = SOON) -> tuple[str, Any] | None:
         return self.dispatcher.take(keys.__contains__, time.monotonic() + within)
@@ -112,7 +112,7 @@ def test_take_without_an_open_task_does_not_wait() -> None:
 def test_one_message_goes_to_many_peers() -> None:
     with dispatching() as place:
         peers = [place.join(id) for id in (A, B)]
-        place.dispatcher.ask("task", {A: "a", B: "b"}, SOON)
+        place.dispatcher.ask([("task", {A: "a", B: "b"})], SOON)
         for peer, key in zip(peers, "ab", strict=True):
             assert peer.get(timeout=SOON).data == "task"
             peer.put((key, key))
@@ -209,6 +209,20 @@ def test_a_restarted_peer_gets_its_task_again() -> None:
     with dispatching() as place, ThreadPoolExecutor() as pool:
         peer = place.join(A)
         place.ask("a")
+        read(peer, 1)
+        peer.close(SOON)
+        again = place.join(A)
+        taken = pool.submit(place.take, "a")
+        assert again.get(timeout=SOON).data == "task a"
+        again.put(("a", 1))
+        assert taken.result(SOON) == ("a", 1)
+
+
+def test_each_restarted_peer_gets_its_own_task_again() -> None:
+    with dispatching() as place, ThreadPoolExecutor() as pool:
+        peer = place.join(A)
+        place.join(B)
+        place.dispatcher.ask([("task a", {A: "a"}), ("task b", {B: "b"})], SOON)
         read(peer, 1)
         peer.close(SOON)
         again = place.join(A)

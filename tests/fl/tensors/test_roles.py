@@ -31,6 +31,11 @@ def roles(*names: str, given: dict[str, str] | None = None) -> Roles:
         ("layers.0.activation_post_process.scale", "averaged"),
         ("activation_post_process_3.activation_post_process.min_val", "averaged"),
         ("conv.weight_fake_quant.activation_post_process.max_val", "averaged"),
+        *(
+            ("batch_stats/BatchNorm_0/var", "averaged"),
+            ("batch_stats.bn.mean", "averaged"),
+            ("params/bn/var", "trained"),
+        ),
         *(("weight", "trained"), ("scale", "trained"), ("rnn.weight_u", "trained"), ("running.weight", "trained")),
     ],
 )
@@ -94,6 +99,20 @@ def test_state_reads_the_roles_from_the_module() -> None:
     assert fl.Update(found, 1).model.keys() == found.keys()
 
 
+class WithoutBackbone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def state_dict(self, *args: Any, **settings: Any) -> Any:
+        found = super().state_dict(*args, **settings)
+        return {name: tensor for name, tensor in found.items() if not name.startswith("backbone.")}
+
+
+def test_parameters_that_a_module_leaves_out_have_no_role() -> None:
+    assert assign(fl.state(WithoutBackbone()), None) == {"head.weight": "trained", "head.bias": "trained"}
+
+
 def test_a_module_that_observes_ranges_can_be_a_model() -> None:
     net = nn.Sequential(quantization.QuantStub(), nn.Linear(2, 2))
     net.qconfig = quantization.default_qat_qconfig  # type: ignore[assignment]
@@ -111,6 +130,12 @@ def test_patterns_give_roles_and_names_outweigh_them() -> None:
     assert found == {"head.w": "local", "head.b": "averaged", "body.w": "trained"}
     assert roles("a.b", given={"a.*": "local", "*.b": "local"}) == {"a.b": "local"}
     assert roles("w[0]", "w[1]", given={"w[0]": "local"}) == {"w[0]": "local", "w[1]": "trained"}
+    assert roles("w[0].b", "w0.b", given={"w[0].*": "local"}) == {"w[0].b": "local", "w0.b": "trained"}
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"the name of a tensor: \('params', 'w'\); expected a text, as in"):
+        assign({("params", "w"): W}, None)  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(
@@ -156,5 +181,5 @@ def test_values_fit_their_roles(given: dict[str, str], value: float, error: str 
 
 
 def test_the_summary_names_what_is_not_trained() -> None:
-    found = roles(*"abcdefgh", given={"[a-g]": "local"})
+    found = roles(*"abcdefgh", given={"?": "local", "h": "trained"})
     assert summary(found) == "1 trained, 7 local ('a', 'b', 'c', 'd', 'e', 'f', ...)"
