@@ -86,6 +86,10 @@ class Turns:
 class _Later(threading.local):
     """What a thread is to run when it is out of its turn."""
 
-    def __init__(self) -> None:
-        self.functions: deque[Callable[[], object]] = deque()
-        self.is_running = False
+    # Without __init__: a finalizer on top of that would find an object without attributes.
+    is_running = False
+
+    @property
+    def functions(self) -> deque[Callable[[], object]]:
+        made: deque[Callable[[], object]] = vars(self).setdefault("functions", deque())
+        return made

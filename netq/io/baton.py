@@ -153,6 +153,11 @@ class Baton:
         return is_owned(self.lock)
 
     @property
+    def has_deferred(self) -> bool:
+        """Whether something is deferred that has not begun to run."""
+        return bool(self._deferred)
+
+    @property
     def reply_expected(self) -> bool:
         """Whether a user is likely to put an answer soon, which can carry what is to be sent now."""
         return self.waits_are_short and bool(self._waiters)
@@ -279,8 +284,8 @@ class Baton:
         self._deferred.append((function, args))
         if self.over:
             self.run_late_deferred()
-        elif threading.get_ident() != self.thread:
-            self.wake()
+        else:
+            self.wake()  # also in the loop's thread: a finalizer may run on top of its way to sleep
 
     def run_late_deferred(self) -> None:
         """Run what is deferred, if the loop is over: its thread will not. Does nothing while the baton is held."""

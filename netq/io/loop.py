@@ -266,7 +266,7 @@ class Loop:
     @property
     def _is_busy(self) -> bool:
         """Whether there is work that must not wait."""
-        return bool(self._calls) or self.baton.working_on is not None
+        return bool(self._calls) or self.baton.has_deferred or self.baton.working_on is not None
 
     def _timeout(self) -> float | None:
         """Return the seconds until the next timer or late flush; None if there is neither."""

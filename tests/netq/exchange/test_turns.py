@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -92,6 +95,47 @@ def test_what_is_added_for_later_by_another_one_runs_after_it() -> None:
 
     turns.add_later(functools.partial(again, 2000))  # more than the interpreter nests
     assert seen == [*reversed(range(2001))]
+
+
+@pytest.mark.parametrize("add", [Turns.add, Turns.add_later])
+def test_finalizer_on_top_of_any_line_may_add(add: Any) -> None:
+    for left in itertools.count():
+        turns, seen = Turns(), list[str]()
+
+        def finalizer(turns: Turns = turns, seen: list[str] = seen) -> None:
+            turns.add(lambda: seen.append("turn"))
+            turns.add_later(lambda: seen.append("later"))
+
+        thread = Reentered(left, functools.partial(add, turns, lambda: None), finalizer)  # new: it has added nothing
+        thread.start()
+        thread.join(LIMIT)
+        if not thread.got_so_far:
+            break
+        assert seen == ["turn", "later"], left
+
+
+class Reentered(threading.Thread):
+    """Runs a function, and a finalizer on top of it after so many lines of turns.py."""
+
+    def __init__(self, left: int, act: Callable[[], object], finalizer: Callable[[], object]) -> None:
+        super().__init__()
+        self.got_so_far = False
+        self._left, self._act, self._finalizer = left, act, finalizer
+
+    def run(self) -> None:
+        sys.settrace(self._trace)
+        self._act()
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left < 0 and not self.got_so_far:
+                self.got_so_far = True
+                self._finalizer()
+        return self._trace
 
 
 @pytest.mark.parametrize("add", [Turns.add, Turns.add_later])

@@ -56,6 +56,19 @@ class Surprised(Loop):
         self._choose_phase()
 
 
+class Reentered(Loop):
+    """Runs `finalizer` in its own thread just before it sleeps, as the garbage collector may."""
+
+    finalizer: Callable[[], object] | None = None
+
+    def _timeout(self) -> float | None:
+        timeout = super()._timeout()
+        finalizer, self.finalizer = self.finalizer, None
+        if finalizer is not None:
+            finalizer()
+        return timeout
+
+
 @pytest.fixture
 def shared() -> Iterator[Stage]:
     stage = Stage(Surprised, shared=True)
@@ -159,6 +172,22 @@ def test_a_call_just_when_the_loop_goes_to_rest_is_run_soon(shared: Stage) -> No
         start = time.monotonic()
         assert done.get(timeout=LIMIT) == "done"
         assert time.monotonic() - start < 0.5
+
+
+@pytest.mark.parametrize("way", ["call", "defer"])
+def test_what_a_finalizer_adds_as_the_loop_goes_to_sleep_is_run(way: str) -> None:
+    stage, done = Stage(Reentered), queue.SimpleQueue[str]()
+    loop = stage.loop
+    assert isinstance(loop, Reentered)
+    loop.start()
+    stage.rest()
+    loop.finalizer = lambda: (loop.call if way == "call" else loop.baton.defer)(done.put, "done")
+    loop.call(int)
+    try:
+        assert done.get(timeout=LIMIT) == "done"
+    finally:
+        loop.stop()
+        loop.join()
 
 
 def test_deferred_calls_run_in_the_loops_thread_without_the_baton(shared: Stage) -> None:
