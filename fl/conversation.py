@@ -45,7 +45,7 @@ class Link:
 class Conversation:
     """The messages of one session. Its communicator has the serialisation fl.outline.OUTLINES.
 
-    properties:  what the client says of itself, at once.
+    properties:  what the client says of itself at the beginning of each session.
     wants_final: whether it wants the last model. It is then in `final`, from the end of the federation on.
     """
 
@@ -68,8 +68,7 @@ class Conversation:
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
         self.delivered: Job | None = None  # the last job whose reply the server has
         self.final: Final | None = None
-        if properties or wants_final:
-            queue.put(introduction(properties, wants_final))
+        membership.greet_with(lambda: queue.put(introduction(properties, wants_final)))
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Task | None:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.

@@ -7,6 +7,7 @@ has the rules for users. Knows no messages: its user reports tasks and ends.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -38,6 +39,10 @@ class Membership:
         self._noun = noun
         self._ini = ini
         self._federation: uuid.UUID | None = None
+        # A communicator has one session after the other: a server that is started again knows nothing of the last one.
+        self._greeting = threading.Lock()  # of the next two
+        self._is_connected = False
+        self._greet: Callable[[], object] | None = None
 
     def connected(self, server: uuid.UUID) -> None:
         """Join the first server's federation. Runs in the communicator's loop, before any message of the server."""
@@ -45,6 +50,23 @@ class Membership:
             self._federation = server
         if self._ini is not None:
             self._ini(server)
+        with self._greeting:
+            self._is_connected = True
+            greet = self._greet
+        if greet is not None:
+            greet()
+
+    def begins(self) -> None:
+        """Note that there is going to be a new communicator."""
+        self._is_connected, self._greet = False, None
+
+    def greet_with(self, greet: Callable[[], object]) -> None:
+        """Call `greet` at the beginning of each session of this communicator: now, if one has begun already."""
+        with self._greeting:
+            self._greet = greet
+            is_connected = self._is_connected
+        if is_connected:
+            greet()
 
     def asked(self, server: uuid.UUID) -> None:
         """Join the federation of a server that gives a task."""
@@ -87,6 +109,7 @@ def take_part(
 
     def session() -> None:
         begin()
+        membership.begins()
         with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
             serve(queue, membership)
 

@@ -51,6 +51,7 @@ log = logging.getLogger("netq.fl")
 _CHECK = 0.25  # seconds between looks at how fast clients send
 _SELDOM = 20  # a look at thousands of clients takes 50 ms: times that until the next
 _PATIENCE = 4  # a rate is measured over a fourth of the time limit at most
+_INTRODUCTION = 3.0  # seconds in which a client says what it is like, if it does: the first message of a session
 _OWED = 16  # unanswered tasks that are remembered of one client
 _CONTENT: Mapping[Purpose, type[Content]] = {"train": Update, "evaluate": Report}
 
@@ -127,6 +128,7 @@ class ClientTasks:
         self._wants_final: set[uuid.UUID] = set()  # clients that want the last model
         self._finals: dict[uuid.UUID, Future[None]] = {}  # deliveries of the last model
         self._leaving: set[uuid.UUID] = set()  # clients that have said in this session that they leave
+        self._since: dict[uuid.UUID, float] = {}  # when each session began, by time.monotonic(); the loop adds to it
         self._next_check = 0.0  # by time.monotonic()
         # The queue, and what finds the answers among its messages.
         options = replace(
@@ -161,7 +163,18 @@ class ClientTasks:
         self.visitors &= known.keys()
         self._wants_final &= known.keys()
         self._leaving &= known.keys()
+        for peer in [each for each in list(self._since) if each not in known]:
+            del self._since[peer]
         return {self._begun.popleft() for _ in range(len(self._begun))}
+
+    def takes_part(self, peer: uuid.UUID) -> bool:
+        """Return whether a connected client wants tasks, and has said what it is like, or is not going to."""
+        return peer not in self.visitors and not self.is_new(peer)
+
+    def is_new(self, peer: uuid.UUID) -> bool:
+        """Return whether a client has just connected, and has said nothing of itself."""
+        is_known = peer in self.properties or peer in self.visitors
+        return not is_known and time.monotonic() - self._since.get(peer, -math.inf) < _INTRODUCTION
 
     def seconds(self, peer: uuid.UUID) -> float:
         """Return how long the last reply of a client took."""
@@ -573,6 +586,7 @@ class ClientTasks:
         """Return events that call the user's too. They run in the communicator's loop."""
 
         def ini(peer: uuid.UUID) -> None:
+            self._since[peer] = time.monotonic()
             self._begun.append(peer)
             self.renewed.append(peer)
             if user.ini is not None:

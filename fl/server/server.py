@@ -216,8 +216,7 @@ class Server:
     @property
     def clients(self) -> tuple[uuid.UUID, ...]:
         """The clients that are connected now, and take part."""
-        visitors = self._tasks.visitors
-        return tuple(id for id, each in self.statistics().items() if each.connected and id not in visitors)
+        return tuple(id for id, each in self.statistics().items() if each.connected and self._tasks.takes_part(id))
 
     def statistics(self) -> dict[uuid.UUID, netq.Statistics]:
         """Return figures of the clients' sessions, and how each link is protected (`security`)."""
@@ -308,8 +307,12 @@ class Server:
             self._check_open()
             return self.clients
 
-        changed = self._tasks.sessions_changed
-        return until_connected(count, "clients", connected, changed, timeout, read=self._tasks.read)
+        changed, read = self._tasks.sessions_changed, self._tasks.read
+
+        def is_new() -> bool:
+            return any(map(self._tasks.is_new, self.statistics()))
+
+        return until_connected(count, "clients", connected, changed, timeout, read=read, is_new=is_new)
 
     def linger(self, seconds: float) -> None:
         """Tell the clients that connect within `seconds` that the federation is over: their run returns."""
@@ -448,8 +451,8 @@ class Server:
         def is_present(id: uuid.UUID, figures: netq.Statistics) -> bool:
             return figures.connected or (id in self._counted and figures.absent <= self._grace)
 
-        visitors = self._tasks.visitors
-        return tuple(id for id, each in self.statistics().items() if is_present(id, each) and id not in visitors)
+        known = self.statistics().items()
+        return tuple(id for id, each in known if is_present(id, each) and self._tasks.takes_part(id))
 
     def _warn_of_absent(self, number: int, clients: Collection[uuid.UUID]) -> None:
         """Log which clients of the last round are not there to be asked: no report has them."""

@@ -21,6 +21,7 @@ Peers = TypeVar("Peers", bound=Sized)
 
 _MAX_PAUSE = 60.0  # seconds between two attempts of a round
 PATIENCE = 30.0  # seconds until a warning; devices that are started together with their server connect sooner
+_STEP = 0.01  # seconds between looks for a peer's first message
 _CHECK = 1.0  # seconds between counts of the peers, in case an event was missed
 SETTLE = 0.1  # seconds in which a peer that has just connected may say that it wants no task
 
@@ -39,6 +40,7 @@ def until_connected(
     *,
     patience: float = PATIENCE,
     read: Callable[[], None] = lambda: None,
+    is_new: Callable[[], bool] = lambda: False,
 ) -> Peers:
     """Wait until `count` peers are connected, and return all that are. Raises TimeoutError, and what `connected` does.
 
@@ -48,6 +50,7 @@ def until_connected(
     timeout:   seconds; None: no limit.
     patience:  seconds, after which one line of the log is a warning.
     read:      called every second: handles messages.
+    is_new:    returns whether a peer has just connected, and its first message is not here.
     """
     whole("wait: count", count, 0)
     begin, logged, warned, settled = time.monotonic(), -1, False, True
@@ -72,4 +75,4 @@ def until_connected(
         left = min(_CHECK, (math.inf if timeout is None else timeout) - waited)
         if left <= 0:
             raise TimeoutError(f"{len(peers)} of {count} {noun} are connected after {timeout:g} s")
-        changed.wait(left)
+        changed.wait(min(left, _STEP) if is_new() else left)

@@ -107,6 +107,7 @@ def simulate(
         log.info("simulating %d clients in %d processes, with seed %d", len(clients), len(shares), seed)
         begin = Start(server.netloc, protocol, len(clients), ordered=strategy.buffer is None, strict=True)
         with server, workers.run(begin, server.close):
+            server.wait(len(clients))  # until each has said what it is like
             for report in server.rounds(rounds):
                 reports.append(report)
                 if measure is not None:

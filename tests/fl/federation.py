@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import fl
 import netq
-from fl.messages import MESSAGES, End, Offer, Reply, Task, Update
+from fl.messages import MESSAGES, End, Introduction, Offer, Reply, Task, Update
 from fl.tensors.serialization import messages
 from netq.utils.stream import Stream
 
@@ -100,7 +100,7 @@ def _raw(options: netq.CommunicatorOptions, answer: Callable[[Task], Sequence[An
     plain = messages()
 
     def dump(message: Any) -> Stream:
-        if isinstance(message, (Task, Offer, Reply)):
+        if isinstance(message, (Introduction, Task, Offer, Reply)):
             stream: Stream = MESSAGES.dump(message)
             return stream
         return Stream([message]) if isinstance(message, bytes) else plain.dump(message)
@@ -109,6 +109,7 @@ def _raw(options: netq.CommunicatorOptions, answer: Callable[[Task], Sequence[An
         options.id, options.netloc, options.connection, netq.SerializationOptions(MESSAGES.load, dump)
     )
     with netq.new(purpose=netq.Purpose.CLIENT, options=options) as server:
+        server.put(Introduction({}))
         while True:
             try:
                 task = server.get().data

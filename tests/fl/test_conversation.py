@@ -44,6 +44,9 @@ class Queue:
 
 
 class Membership:
+    def greet_with(self, greet: Any) -> None:
+        pass
+
     def asked(self, peer: uuid.UUID) -> None:
         pass
 

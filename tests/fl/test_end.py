@@ -15,6 +15,7 @@ import pytest
 import fl
 import netq
 from fl.messages import End
+from fl.properties import Properties
 from netq.mqtt.topic import new_id
 from netq.testing.log import LogRecorder
 from tests.fl.federation import QUICK, SOON, A, gives, zeros
@@ -23,6 +24,9 @@ from tests.servers.mosquitto import Mosquitto
 FOREIGN = "ends another federation than this client's"
 LOCAL = netq.NetworkLocation("127.0.0.1", 0)
 HASTY = replace(QUICK, takeover_grace=0.1)
+
+
+PROPERTIES: Properties = {"region": "eu"}
 
 
 class Site:
@@ -44,7 +48,9 @@ class Site:
         return fl.Server.resume(path, options, protocol=self.protocol, min_clients=1, deadline=3 * SOON)
 
     def client(self, **options: Any) -> Future[Any]:
-        return self._pool.submit(fl.Client(gives(2)).run, replace(self.options, id=A, **options), self.protocol)
+        return self._pool.submit(
+            fl.Client(gives(2), properties=PROPERTIES).run, replace(self.options, id=A, **options), self.protocol
+        )
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -86,10 +92,11 @@ def test_a_resumed_server_ends_us_without_a_task(site: Site, tmp_path: Path) -> 
     first.close(0.0)
     second = site.resumed(tmp_path / "c")
     assert second.number == 1
-    second.wait(1, SOON)
+    assert second.wait(1, SOON) == (A,)
+    assert second._tasks.properties == {A: PROPERTIES}  # it has introduced itself again
     assert not running.done()
     second.close(SOON)
-    running.result(SOON)
+    assert running.result(SOON)["w"].tolist() == second.model["w"].tolist()
 
 
 @pytest.mark.slow

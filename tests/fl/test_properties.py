@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import math
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import netq
 from fl.messages import MESSAGES, Introduction, Task, Update
 from fl.outline import introduction
 from fl.properties import Properties, checked, matches
-from fl.server.client_tasks import ClientTasks
+from fl.server import client_tasks
 from netq.utils.stream import Stream
 from tests.fl.federation import SOON, A, B, C, Federation, at, filled, reply
 
@@ -80,30 +82,34 @@ def joins(federation: Federation, id: uuid.UUID, value: float, properties: Prope
     federation.start(client.run, at(federation.server.netloc, id))
 
 
-def introduced(federation: Federation, count: int) -> ClientTasks:
-    """Wait until so many clients have said what they are like."""
-    tasks = federation.server._tasks
-    federation.server.wait(count, SOON)
-    while len(tasks.properties) < count:
-        tasks.read()
-    return tasks
+@pytest.mark.parametrize(("patience", "counts"), [(math.inf, False), (0.0, True)])
+def test_a_client_counts_when_it_has_introduced_itself_or_is_not_going_to(
+    monkeypatch: pytest.MonkeyPatch, patience: float, counts: bool
+) -> None:
+    monkeypatch.setattr(client_tasks, "_INTRODUCTION", patience)
+    with Federation(min_clients=1) as federation:
+        options = replace(at(federation.server.netloc, A), serialization=MESSAGES)
+        with netq.new(purpose="client", options=options) as queue:
+            while not any(each.connected for each in federation.server.statistics().values()):
+                queue.statistics()
+            assert federation.server.clients == ((A,) if counts else ())
+            queue.put(Introduction(EU))
+            assert federation.server.wait(1, SOON) == (A,)
 
 
 def test_a_strategy_selects_by_properties() -> None:
     with Federation(strategy=fl.FedAvg(where={"region": "eu"}), min_clients=2) as federation:
         for id, value, properties in ((A, 1, EU), (B, 3, EU), (C, 100, US)):
             joins(federation, id, value, properties)
-        tasks = introduced(federation, 3)
         report = federation.round(3)
         assert set(report.clients) == {A, B}
         assert federation.w == filled(2)["w"].tolist()
-        assert tasks.properties == {A: EU, B: EU, C: US}
+        assert federation.server._tasks.properties == {A: EU, B: EU, C: US}
 
 
 def test_a_choice_of_no_client_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with Federation(strategy=fl.FedAvg(where={"region": "moon"}), min_clients=1) as federation:
         joins(federation, A, 1, EU)
-        introduced(federation, 1)
         assert not federation.round(1).clients
     assert "round 1: no client has the properties that are wanted: {'region': 'moon'}" in caplog.text
 
@@ -124,7 +130,6 @@ def test_the_config_may_be_a_function_of_the_client() -> None:
                 return Update(filled(1), 1)
 
             federation.start(fl.Client(train, properties=properties).run, at(federation.server.netloc, id))
-        introduced(federation, 2)
         for _ in range(2):
             federation.round(2)
     assert [(each["epochs"], each["rate"], each["mine"]) for each in seen[A]] == [
@@ -151,7 +156,6 @@ def test_a_client_without_a_config_costs_the_others_nothing(config: Any, said: s
     with Federation(config=of_others, min_clients=1) as federation:
         joins(federation, A, 1, {"memory_mb": "much"})
         joins(federation, B, 3, EU)
-        introduced(federation, 2)
         report = federation.round(2)
         assert report.clients == (B,)
         assert report.failures[A].why is fl.FailureKind.INVALID
@@ -177,7 +181,6 @@ def test_a_client_for_which_where_raises_costs_the_others_nothing(caplog: pytest
     with Federation(strategy=fl.FedAvg(where=lambda found: found["memory_mb"] > 100), min_clients=1) as federation:
         for id, properties in ((A, {"memory_mb": "much"}), (B, EU), (C, {"region": "eu"})):
             joins(federation, id, 1, properties)
-        introduced(federation, 3)
         assert federation.round(3).clients == (B,)
     assert f"{A}: takes no part: it says of itself {{'memory_mb': 'much'}}" in caplog.text
     assert f"{C}: takes no part: it says of itself {{'region': 'eu'}}, for which `where` raises KeyError" in caplog.text
@@ -190,7 +193,7 @@ def test_a_client_introduces_itself_once_a_session() -> None:
     with Federation(min_clients=1) as federation:
         federation.join_raw(A, repeats)
         assert federation.round(1).clients == (A,)
-        assert federation.server._tasks.properties == {A: {"n": 0}}
+        assert federation.server._tasks.properties == {A: {}}  # the first one's
 
 
 def test_properties_travel() -> None:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 import fl
 from fl.messages import Update
 from netq import CommunicatorOptions, MqttOptions, Protocol, Purpose, SealOptions
-from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
 from tests.fl.federation import SOON
 from tests.netq.authority import Authority
@@ -70,7 +69,8 @@ def test_spy_at_the_broker_finds_nothing_of_a_sealed_federation(
         seals = [authority.seal(Purpose.SERVER, None), *[authority.seal(Purpose.CLIENT, id) for id in ids]]
     model = federate(broker, spy.prefix, seals)
     assert np.allclose(model, np.mean([weights(number) for number in range(1, CLIENTS + 1)], axis=0))
-    spy.wait(Kind.CLOSE, "s", CLIENTS)
+    spy.publish("over", b"")
+    spy.wait_topic("over")
     seen = spy.everything()
     spy.close()
     gc.collect()
