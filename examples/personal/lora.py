@@ -52,6 +52,7 @@ class Block(nn.Module):
         return x + self.down(self.up(self.norms[1](x)).relu())
 
 
+@torch.random.fork_rng(devices=[])  # training draws numbers of its own
 def network(trained: str) -> nn.Module:
     """Return the transformer. `trained`: "all"; or "lora" or "lora_B", and the last layer; or the same by "peft"."""
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ test, training = order[:359], order[359:]
 parts = [training[part] for part in fl.data.dirichlet(labels[training].numpy(), CLIENTS, alpha=0.3, seed=0)]
 
 
+@torch.random.fork_rng(devices=[])  # training draws numbers of its own
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(

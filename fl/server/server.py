@@ -387,9 +387,10 @@ class Server:
             each = {**report.failures, **report.skipped}
             reasons = "; ".join(f"{peer}: {reason}" for peer, reason in islice(each.items(), _NAMED))
             skipped = f" and {len(report.skipped)} skipped" if report.skipped else ""
+            reasons = reasons or "the log says why, as of a strategy that selects no client"
             raise FederationStalled(
                 f"round {report.number} did not count {self._voids} times in a row ({why}); in the last attempt "
-                f"{len(report.failures)} clients failed{skipped}{': ' if reasons else ''}{reasons}"
+                f"{len(report.failures)} clients failed{skipped}: {reasons}"
             )
 
     def _train(self, number: int, clients: Collection[uuid.UUID]) -> RoundState:

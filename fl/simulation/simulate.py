@@ -86,6 +86,7 @@ def simulate(
     only. Asynchronous strategies are the exception: they take updates as they arrive. Raises SimulationError,
     InvalidOption, and what fl.Server and `measure` raise.
     """
+    expect(isinstance(strategy, Strategy | None), "simulate.strategy", strategy, "an object, as in fl.FedAvg()")
     strategy = strategy or FedAvg()
     shares = _shares(clients, processes, protocol, start)
     expect(seed is None or is_whole(seed, 0), "simulate.seed", seed, "a whole number, 0 or more, or None")

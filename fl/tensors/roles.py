@@ -133,7 +133,7 @@ def check_values(model: Model, roles: Roles) -> None:
                 f'or constant, as in roles={{{name!r}: "constant"}}'
             )
         if any(np.isnan(block).any() for block in source.blocks(scratch)):
-            raise InvalidUpdate(f"{name!r} holds NaN; expected finite values, or infinity where none is observed yet")
+            raise InvalidUpdate(f"{name!r} holds NaN; expected numbers, or infinity, as it is {roles[name]}")
 
 
 def equal(name: str, one: Any, other: Any) -> bool:

@@ -108,9 +108,11 @@ def test_a_strategy_selects_by_properties() -> None:
 
 
 def test_a_choice_of_no_client_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    with Federation(strategy=fl.FedAvg(where={"region": "moon"}), min_clients=1) as federation:
+    with Federation(strategy=fl.FedAvg(where={"region": "moon"}), min_clients=1, void_rounds=1) as federation:
         joins(federation, A, 1, EU)
         assert not federation.round(1).clients
+        with pytest.raises(fl.FederationStalled, match="0 clients failed: the log says why, as of a strategy that sel"):
+            list(federation.server.rounds(1))
     assert "round 1: no client has the properties that are wanted: {'region': 'moon'}" in caplog.text
 
 

@@ -383,6 +383,7 @@ def test_spawn_reports_functions_that_cannot_be_imported(monkeypatch: pytest.Mon
             r"simulate.clients: <function .*; expected a list with a train function for each client",
         ),
         ({"clients": "adds"}, "simulate.clients: 'adds'; expected a list with a train function"),
+        ({"strategy": "FedAvg"}, "simulate.strategy: 'FedAvg'; expected an object, as in fl.FedAvg()"),
         ({"processes": 0}, "processes: 0; expected 1 or more"),
         ({"protocol": netq.Protocol.MQTT}, "expected Protocol.TCP or Protocol.SHM"),
         ({"start": "forkserver"}, "expected 'fork' or 'spawn'"),

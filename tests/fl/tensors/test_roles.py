@@ -166,8 +166,8 @@ def test_an_unknown_name_in_a_large_model_is_refused_in_a_line() -> None:
         ({"w": "trained"}, np.inf, r"'w' holds NaN or infinity; .*as in roles=\{'w': \"constant\"\}"),
         ({"w": "local"}, np.inf, None),
         ({"w": "averaged"}, np.inf, None),
-        ({"w": "averaged"}, np.nan, "'w' holds NaN; expected finite values, or infinity where"),
-        ({}, np.nan, "'w' holds NaN; expected finite values"),
+        ({"w": "averaged"}, np.nan, "'w' holds NaN; expected numbers, or infinity, as it is averaged"),
+        ({}, np.nan, "'w' holds NaN; expected numbers, or infinity, as it is constant"),
     ],
 )
 def test_values_fit_their_roles(given: dict[str, str], value: float, error: str | None) -> None:
