@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import netq
-from fl.messages import MESSAGES, Job, Leave, Offer, Permit, Reply, Task, Update
+from fl.messages import MESSAGES, Introduction, Job, Leave, Offer, Permit, Reply, Task, Update
 from tests.edge import power_cuts, training
 from tests.pages import ROOT
 
@@ -48,7 +48,10 @@ class Server:
         self.queue.put(Task(Job(7, number, "train"), {"w": np.zeros(3, np.float32)}, {}, **fields), ID)
 
     def get(self) -> Any:
-        return self.queue.get(timeout=SOON).data
+        """Return the next message, but for what the agent says of itself at the beginning of a session."""
+        while isinstance(message := self.queue.get(timeout=SOON).data, Introduction):
+            pass
+        return message
 
     def update(self, number: int) -> Update:
         reply = self.ask(number)
