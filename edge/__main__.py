@@ -181,6 +181,7 @@ def _run(options: argparse.Namespace, supervisor: Supervisor, owns_process: bool
     watched = Watched(None if options.config is None else Path(options.config))
     patience = Patience(supervisor, watched)
     group: Group | None = None
+    agent: Agent | None = None
 
     def begin() -> Agent:
         nonlocal group
@@ -190,7 +191,7 @@ def _run(options: argparse.Namespace, supervisor: Supervisor, owns_process: bool
             group = _group(config, owns_process)
             supervisor.has_copied(_copied_keys(options))
         group.limit(config.training)
-        return Agent(config, work, supervisor, group, patience)
+        return Agent(config, work, supervisor, group, patience, None if agent is None else agent.final)
 
     while True:
         try:

@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import netq
 from edge import hook
@@ -61,9 +62,21 @@ class _Unfit(Exception):
 
 
 class Agent:
-    """One device."""
+    """One device.
 
-    def __init__(self, config: Config, work: Work, supervisor: Supervisor, group: Group, patience: Patience) -> None:
+    final: the last model, at the end of the federation. An agent that begins with it takes part in none: it is to write
+           the model, as the one before could not, whose file has changed since.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        work: Work,
+        supervisor: Supervisor,
+        group: Group,
+        patience: Patience,
+        final: Final | None = None,
+    ) -> None:
         self._config = config
         self._work = work
         self._supervisor = supervisor
@@ -74,7 +87,7 @@ class Agent:
         self._machine = Machine()
         self._link = Link()
         self._traffic = Traffic()
-        self._final: Final | None = None  # the last model, at the end of the federation
+        self.final = final
 
     def run(self) -> None:
         """Do as `run` of this module. Raises FileChanged, too."""
@@ -90,11 +103,11 @@ class Agent:
                 if config.training.memory is not None and not self._group.is_whole:
                     log.warning("%s", self._group.says())
                 log.info("device %s, server %s:%d", config.id, *config.netloc)
-                take_part(
-                    options, config.protocol, noun, self._serve, self._wait_until_fit, until, self._patience.pause
-                )
-                if self._final is not None:
-                    self._hand_over(self._final)
+                if self.final is None:
+                    begin, pause = self._wait_until_fit, self._patience.pause
+                    take_part(options, config.protocol, noun, self._serve, begin, until, pause)
+                if self.final is not None and config.model is not None:
+                    self._hand_over(self.final, config.model)
         finally:
             self._child.kill()
 
@@ -106,7 +119,7 @@ class Agent:
 
         def idle() -> float | None:
             self._supervisor.status(f"waiting for tasks of {host}:{port}")
-            if conversation.is_sending:
+            if conversation.is_sending or membership.over:  # the last model comes, and no task
                 return self._supervisor.alive()
             self._supervisor.check_copies()
             return self._check_fit(self._traffic.after_round())
@@ -114,7 +127,7 @@ class Agent:
         try:
             while (task := conversation.next_task(idle)) is not None:
                 self._answer(conversation, task)
-            self._final = conversation.final
+            self.final = conversation.final if membership.over else None
         except _Unfit as unfit:
             log.info("leaving until the device is fit again: %s", unfit)
             conversation.leave(str(unfit))
@@ -133,10 +146,8 @@ class Agent:
         self._supervisor.status(task.title)
         self._do(conversation, task)
 
-    def _hand_over(self, final: Final) -> None:
-        """Write the last model, and run the owner's command. Waits for a disk that is full."""
-        path = self._config.model
-        assert path is not None
+    def _hand_over(self, final: Final, path: Path) -> None:
+        """Write the last model, and run the owner's command. Waits for a disk that is full. Raises FileChanged."""
 
         def store() -> None:
             message = Stream(list(final.stream.buffers))  # which the child's side empties

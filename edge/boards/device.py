@@ -1,4 +1,4 @@
-"""The device's file, and by what the boards differ: id, state, and in [settings] `partition` and `partitions`.
+"""The device's file, and by what the boards differ: id, state, model, and in [settings] `partition` and `partitions`.
 
 All boards read the same file. Imports none of the modules that it names: the boards do.
 """
@@ -6,6 +6,7 @@ All boards read the same file. Imports none of the modules that it names: the bo
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
 import uuid
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Device:
     is_certified: bool  # a certificate names the device's id
     training: Limits
     connection: ConnectionOptions
+    model: Path | None  # the file for the last model
 
     @classmethod
     def load(cls, path: Path, boards: int) -> Device:
@@ -41,7 +43,8 @@ class Device:
         file.check_names(KEYS)
         if "train" not in file.table("client"):
             raise file.wrong('client.train: missing; expected "module:function", as in "farm.training:train"')
-        config = from_file(file, settings=file.table("settings"))
+        model = file.output("model", "path", suffix=".new")
+        config = from_file(file, settings=file.table("settings"), model=model)
         if config.protocol is Protocol.SHM:
             raise file.wrong('server.protocol: "shm"; expected a protocol that uses the network, as in "tcp"')
         is_certified = _is_certified(config)
@@ -51,7 +54,7 @@ class Device:
                 "a server and a file without certificates of clients"
             )
         host, port = config.netloc
-        return cls(path, host, port, _resolve(file, host), is_certified, config.training, config.connection)
+        return cls(path, host, port, _resolve(file, host), is_certified, config.training, config.connection, model)
 
     @property
     def is_named(self) -> bool:
@@ -66,6 +69,8 @@ class Device:
         """
         link = self.training.bound(self.connection, memory)
         own = {} if self.is_certified else {"EDGE_CLIENT_ID": str(uuid.uuid4())}
+        if self.model is not None:
+            own["EDGE_MODEL_PATH"] = json.dumps(str(self.model.absolute().with_stem(f"{self.model.stem}-{board}")))
         return {
             **own,
             "EDGE_CONNECTION_MESSAGE_SIZE": str(link.message_size),

@@ -18,7 +18,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import islice
 from types import TracebackType
@@ -58,6 +59,7 @@ from netq.validate import expect, is_whole
 log = logging.getLogger("netq.fl")
 
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
+_SAYS = 3.0  # seconds in which a client that has connected says whether it wants the model, also over a satellite
 _NAMED = 3  # clients that an error or a line of the log names
 _OF_PROGRAMS = (FailureKind.INVALID, FailureKind.FAILED, FailureKind.ERROR, FailureKind.VOID)  # and of no link
 _ALIKE = 6  # attempts of the first round, if all fail alike: 31 s of pauses, in which further devices have connected
@@ -316,13 +318,11 @@ class Server:
 
     def linger(self, seconds: float) -> None:
         """Tell the clients that connect within `seconds` that the federation is over: their run returns."""
-        until = time.monotonic() + seconds
-        while not self._closed.is_set() and (left := until - time.monotonic()) > 0:
-            self._tasks.sessions_changed.clear()
-            self._tasks.read()
-            self._tasks.announce_end(self.number, self.model, self._tasks.new_sessions())
-            if self._tasks.sessions_changed.wait(min(left, _CHECK)):
-                time.sleep(SETTLE)  # in which a new client says whether it wants the model
+        until, fresh = time.monotonic() + seconds, dict[uuid.UUID, float]()
+        with suppress(netq.Closed):  # by another thread
+            while not self._closed.is_set() and (left := until - time.monotonic()) > 0:
+                self._tell_end(fresh)
+                self._tasks.sessions_changed.wait(min(left, SETTLE if fresh else _CHECK))
 
     def close(self, timeout: float | None = 10.0) -> None:
         """End the federation: the clients' run returns. Waits for them `timeout` seconds at most.
@@ -345,20 +345,56 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the federation. After an error, only drop the links: the clients then wait for the next server."""
-        if error is None and not self._closed.is_set():
-            self._hand_out()
-        self.close(10.0 if error is None else 0.0)
+        timeout = 0.0
+        try:
+            if error is None:
+                self._hand_out()
+                timeout = 10.0
+        finally:  # also after a Ctrl-C of somebody who does not want to wait for a slow client
+            self.close(timeout)
 
     def _hand_out(self) -> None:
-        """End the federation. Wait until all clients that want the model have it: each has as long as for an answer."""
+        """End the federation. Wait until all clients that want the model have it: each has as long as for an answer.
+
+        A client that connects meanwhile is told, too: it may have been started again while it received the model.
+        """
+        if self._closed.is_set():
+            return
         self._has_said_end = True
-        self._tasks.read()  # who wants it
-        left = dict(self._tasks.announce_end(self.number, self.model))
-        until = time.monotonic() + self._collector.deadline
-        while left and time.monotonic() < until:
-            wait(left.values(), _CHECK)
-            present = self._tasks.present()
-            left = {peer: each for peer, each in left.items() if peer in present and not each.done()}
+        until, fresh = time.monotonic() + self._collector.deadline, dict[uuid.UUID, float]()
+        with suppress(netq.Closed):  # by another thread
+            finals = self._tell_end(fresh, self._tasks.present())
+            while not self._closed.is_set() and time.monotonic() < until:
+                present = self._tasks.present()
+                left = [each for peer, each in finals.items() if peer in present and not each.done()]
+                if not left and present.isdisjoint(fresh):
+                    return
+                if left:
+                    wait(left, _CHECK)
+                else:
+                    time.sleep(SETTLE)
+                finals = self._tell_end(fresh)
+
+    def _tell_end(
+        self, fresh: dict[uuid.UUID, float], others: Collection[uuid.UUID] = ()
+    ) -> Mapping[uuid.UUID, Future[None]]:
+        """Tell the clients whose session has begun, and others, that the federation is over.
+
+        A new client is told when it has said whether it wants the model, or has had the time to.
+
+        fresh: clients that have not said it, and until when they may, by time.monotonic(). Changed here.
+
+        Returns the deliveries of the model. Raises Closed.
+        """
+        self._tasks.sessions_changed.clear()
+        self._tasks.read()
+        now = time.monotonic()
+        fresh.update(dict.fromkeys(self._tasks.new_sessions(), now + _SAYS))
+        silent = {peer for peer, until in fresh.items() if now < until and peer not in self._tasks.properties}
+        told = {*others, *fresh} - silent
+        for peer in told & fresh.keys():
+            del fresh[peer]
+        return self._tasks.announce_end(self.number, self.model, told)
 
     def _pause(self, report: RoundReport) -> None:
         """Wait before the next attempt of a round. Raises FederationStalled if there were too many."""

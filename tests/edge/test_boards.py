@@ -135,6 +135,13 @@ def test_boards_differ_by_id_state_and_partition(tmp_path: Path) -> None:
     assert first.options().connection.message_size == 2**27 // 5  # the agent of a board does not see its cgroup
 
 
+def test_boards_write_the_last_model_to_a_file_each(tmp_path: Path) -> None:
+    path = write(tmp_path, '[model]\npath = "model.npz"\n')
+    device = Device.load(path, 2)
+    own = [Config.load(path, from_environment(device.overrides(board, 2, tmp_path, 2**27))) for board in (0, 1)]
+    assert [each.model for each in own] == [tmp_path / "model-0.npz", tmp_path / "model-1.npz"]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import fl
 import netq
 from fl.messages import Update
+from fl.outline import OUTLINES, End, Final, introduction
 from tests.fl.federation import QUICK, SHORT, SOON, A, B, C, Federation, at, filled, gives
 
 
@@ -104,6 +106,55 @@ def test_a_client_that_comes_back_gets_the_model_once() -> None:
             again[-1].exception(SOON)
     assert again[0].result()["w"].tolist() == [4, 4, 4]
     assert again[1].result() is None
+
+
+def raw(server: fl.Server, id: uuid.UUID) -> netq.Communicator:
+    return netq.new(purpose=netq.Purpose.CLIENT, options=replace(at(server.netloc, id), serialization=OUTLINES))
+
+
+def test_a_client_that_connects_while_others_get_the_model_gets_it_too() -> None:
+    """It may have been started again while it received the model."""
+    held: Future[None] = Future()  # the delivery to a client with a slow link
+
+    def joins(server: fl.Server, slow: netq.Communicator) -> Any:
+        try:
+            assert slow.get(timeout=SOON).data == End(0, False)
+            return fl.Client(gives(1)).run(at(server.netloc, B))
+        finally:
+            held.set_result(None)
+            slow.close(0)
+
+    with ThreadPoolExecutor(1) as pool:
+        with fl.Server(filled(5), at(netq.NetworkLocation("127.0.0.1", 0)), min_clients=1, deadline=SOON) as server:
+            slow = raw(server, A)
+            slow.put(introduction({}, False))
+            server.wait(1, SOON)
+            server._tasks._finals[A] = held
+            late = pool.submit(joins, server, slow)
+        assert late.result(SOON)["w"].tolist() == [5, 5, 5]
+
+
+def test_a_late_client_has_time_to_say_that_it_wants_the_model() -> None:
+    """What it says takes a round trip, which may be long."""
+    with Federation(min_clients=1) as federation, raw(federation.server, A) as queue:
+        federation.server.wait(1, SOON)
+        federation.start(federation.server.linger, 3 * SOON)
+        with pytest.raises(TimeoutError):
+            queue.get(timeout=SHORT)
+        queue.put(introduction({}, True))
+        assert {type(queue.get(timeout=SOON).data) for _ in range(2)} == {End, Final}
+
+
+def test_ctrl_c_while_the_model_is_handed_out_closes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    server = fl.Server(filled(0), at(netq.NetworkLocation("127.0.0.1", 0)), min_clients=1)
+    monkeypatch.setattr(server, "_hand_out", interrupted)
+    with pytest.raises(KeyboardInterrupt), server:
+        pass
+    with pytest.raises(netq.Closed):
+        server.wait(1, SOON)
 
 
 @pytest.mark.parametrize("value", [1, None, "yes"])
