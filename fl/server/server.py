@@ -59,7 +59,6 @@ from netq.validate import expect, is_whole
 log = logging.getLogger("netq.fl")
 
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
-_SAYS = 3.0  # seconds in which a client that has connected says whether it wants the model, also over a satellite
 _NAMED = 3  # clients that an error or a line of the log names
 _OF_PROGRAMS = (FailureKind.INVALID, FailureKind.FAILED, FailureKind.ERROR, FailureKind.VOID)  # and of no link
 _ALIKE = 6  # attempts of the first round, if all fail alike: 31 s of pauses, in which further devices have connected
@@ -318,7 +317,7 @@ class Server:
 
     def linger(self, seconds: float) -> None:
         """Tell the clients that connect within `seconds` that the federation is over: their run returns."""
-        until, fresh = time.monotonic() + seconds, dict[uuid.UUID, float]()
+        until, fresh = time.monotonic() + seconds, set[uuid.UUID]()
         with suppress(netq.Closed):  # by another thread
             while not self._closed.is_set() and (left := until - time.monotonic()) > 0:
                 self._tell_end(fresh)
@@ -361,7 +360,7 @@ class Server:
         if self._closed.is_set():
             return
         self._has_said_end = True
-        until, fresh = time.monotonic() + self._collector.deadline, dict[uuid.UUID, float]()
+        until, fresh = time.monotonic() + self._collector.deadline, set[uuid.UUID]()
         with suppress(netq.Closed):  # by another thread
             finals = self._tell_end(fresh, self._tasks.present())
             while not self._closed.is_set() and time.monotonic() < until:
@@ -375,25 +374,20 @@ class Server:
                     time.sleep(SETTLE)
                 finals = self._tell_end(fresh)
 
-    def _tell_end(
-        self, fresh: dict[uuid.UUID, float], others: Collection[uuid.UUID] = ()
-    ) -> Mapping[uuid.UUID, Future[None]]:
+    def _tell_end(self, fresh: set[uuid.UUID], others: Collection[uuid.UUID] = ()) -> Mapping[uuid.UUID, Future[None]]:
         """Tell the clients whose session has begun, and others, that the federation is over.
 
         A new client is told when it has said whether it wants the model, or has had the time to.
 
-        fresh: clients that have not said it, and until when they may, by time.monotonic(). Changed here.
+        fresh: clients that have not said it. Changed here.
 
         Returns the deliveries of the model. Raises Closed.
         """
         self._tasks.sessions_changed.clear()
         self._tasks.read()
-        now = time.monotonic()
-        fresh.update(dict.fromkeys(self._tasks.new_sessions(), now + _SAYS))
-        silent = {peer for peer, until in fresh.items() if now < until and peer not in self._tasks.properties}
-        told = {*others, *fresh} - silent
-        for peer in told & fresh.keys():
-            del fresh[peer]
+        fresh |= self._tasks.new_sessions()
+        told = {peer for peer in fresh.union(others) if not self._tasks.is_new(peer)}
+        fresh -= told
         return self._tasks.announce_end(self.number, self.model, told)
 
     def _pause(self, report: RoundReport) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ import fl
 import netq
 from fl.messages import Update
 from fl.outline import OUTLINES, End, Final, introduction
+from fl.server import client_tasks
 from tests.fl.federation import QUICK, SHORT, SOON, A, B, C, Federation, at, filled, gives
 
 
@@ -134,10 +136,10 @@ def test_a_client_that_connects_while_others_get_the_model_gets_it_too() -> None
         assert late.result(SOON)["w"].tolist() == [5, 5, 5]
 
 
-def test_a_late_client_has_time_to_say_that_it_wants_the_model() -> None:
+def test_a_late_client_has_time_to_say_that_it_wants_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says takes a round trip, which may be long."""
+    monkeypatch.setattr(client_tasks, "_INTRODUCTION", math.inf)
     with Federation(min_clients=1) as federation, raw(federation.server, A) as queue:
-        federation.server.wait(1, SOON)
         federation.start(federation.server.linger, 3 * SOON)
         with pytest.raises(TimeoutError):
             queue.get(timeout=SHORT)
