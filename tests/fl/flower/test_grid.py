@@ -393,8 +393,8 @@ def test_a_peer_cannot_reply_for_another() -> None:
         assert first.metadata.src_node_id == fl.flower.node_id(bad)
         gate.open.set()
         assert [reply.content for reply in (first, *replies)] == [RecordDict()] * 2
-        federation.query(good)
-        assert len(log.having("its answer is not waited for (any more)")) == 2
+        federation.query(bad)  # its answer comes behind all of before
+        assert len(log.having("its answer is not waited for (any more)")) >= 3
 
 
 def test_a_node_that_repeats_itself_is_one_line_of_each_kind() -> None:
