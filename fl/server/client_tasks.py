@@ -152,6 +152,7 @@ class ClientTasks:
 
     def new_sessions(self) -> set[uuid.UUID]:
         """Return the clients whose session has begun since the last call, and forget clients that have gone."""
+        since = dict(self._since)  # before: a session may begin meanwhile
         known = self.queue.statistics()
         for by_peer in (self._owed, self._seconds, self._replies, self._offers, self.properties):
             for peer in by_peer.keys() - known.keys():
@@ -163,8 +164,9 @@ class ClientTasks:
         self.visitors &= known.keys()
         self._wants_final &= known.keys()
         self._leaving &= known.keys()
-        for peer in [each for each in list(self._since) if each not in known]:
-            del self._since[peer]
+        for peer in since.keys() - known.keys():
+            if self._since[peer] == since[peer]:
+                del self._since[peer]
         return {self._begun.popleft() for _ in range(len(self._begun))}
 
     def takes_part(self, peer: uuid.UUID) -> bool:

@@ -147,6 +147,23 @@ def test_a_late_client_has_time_to_say_that_it_wants_the_model(monkeypatch: pyte
         assert {type(queue.get(timeout=SOON).data) for _ in range(2)} == {End, Final}
 
 
+def test_a_session_that_begins_while_the_server_looks_at_the_others_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fl.Server(filled(0), at(netq.NetworkLocation("127.0.0.1", 0))) as server:
+        tasks = server._tasks
+        statistics, events = tasks.queue.statistics, tasks._events(netq.EventOptions())
+
+        def looked() -> Any:
+            found = statistics()
+            assert events.ini is not None
+            events.ini(A)  # in the loop's thread
+            return found
+
+        monkeypatch.setattr(tasks.queue, "statistics", looked)
+        assert tasks.new_sessions() == {A}
+        assert tasks.is_new(A)
+        monkeypatch.undo()
+
+
 def test_ctrl_c_while_the_model_is_handed_out_closes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
