@@ -13,15 +13,15 @@ from pathlib import Path
 
 log = logging.getLogger("edge")
 
-LIMIT = 600.0  # seconds that the command may take: it may load the model, or restart a service
+_LIMIT = 600.0  # seconds that the command may take: it may load the model, or restart a service
 _LOOK = 0.2  # seconds between looks whether it has ended
 
 
-def run(command: Sequence[str], model: Path, tick: Callable[[], object], limit: float = LIMIT) -> None:
+def run(command: Sequence[str], model: Path, tick: Callable[[], object], limit: float = _LIMIT) -> None:
     """Run a command with the path of the model as its last argument. A failure is an error in the log.
 
     tick:  called again and again while the command runs.
-    limit: seconds that it may take; it is killed then, with what it has started.
+    limit: seconds that it may take; then its process group is killed.
     """
     try:
         process = subprocess.Popen([*command, str(model)], stdin=subprocess.DEVNULL, start_new_session=True)

@@ -69,8 +69,7 @@ class Client:
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        wanted = self.final_model
-        conversation = Conversation(queue, membership, self._link, self._properties, wants_final=wanted)
+        conversation = Conversation(queue, membership, self._link, self._properties, wants_final=self.final_model)
         while (task := conversation.next_task()) is not None:
             answer = self.trainer.answer(task, self._link.rate)
             conversation.reply(task, answer)

@@ -49,7 +49,7 @@ def until_connected(
     changed:   set when a peer has connected or left, and when `connected` is going to raise.
     timeout:   seconds; None: no limit.
     patience:  seconds, after which one line of the log is a warning.
-    read:      called every second: handles messages.
+    read:      called before each count: handles messages.
     is_new:    returns whether a peer has just connected, and its first message is not here.
     """
     whole("wait: count", count, 0)

@@ -205,24 +205,14 @@ def test_a_restarted_peer_loses_earlier_tasks_only() -> None:
         assert place.take("a") == ("a", 1)
 
 
-def test_a_restarted_peer_gets_its_task_again() -> None:
+@pytest.mark.parametrize("others", [{}, {B: "b"}], ids=["alone", "with another"])
+def test_a_restarted_peer_gets_its_own_task_again(others: dict[uuid.UUID, str]) -> None:
     with dispatching() as place, ThreadPoolExecutor() as pool:
         peer = place.join(A)
-        place.ask("a")
-        read(peer, 1)
-        peer.close(SOON)
-        again = place.join(A)
-        taken = pool.submit(place.take, "a")
-        assert again.get(timeout=SOON).data == "task a"
-        again.put(("a", 1))
-        assert taken.result(SOON) == ("a", 1)
-
-
-def test_each_restarted_peer_gets_its_own_task_again() -> None:
-    with dispatching() as place, ThreadPoolExecutor() as pool:
-        peer = place.join(A)
-        place.join(B)
-        place.dispatcher.ask([("task a", {A: "a"}), ("task b", {B: "b"})], SOON)
+        for id in others:
+            place.join(id)
+        parts = [(f"task {key}", {id: key}) for id, key in {A: "a", **others}.items()]
+        place.dispatcher.ask(parts, SOON)
         read(peer, 1)
         peer.close(SOON)
         again = place.join(A)
