@@ -152,7 +152,7 @@ class ClientTasks:
 
     def new_sessions(self) -> set[uuid.UUID]:
         """Return the clients whose session has begun since the last call, and forget clients that have gone."""
-        since = dict(self._since)  # before: a session may begin meanwhile
+        since = dict(self._since)  # copied first: a session that begins while this looks at the others is kept
         known = self.queue.statistics()
         for by_peer in (self._owed, self._seconds, self._replies, self._offers, self.properties):
             for peer in by_peer.keys() - known.keys():

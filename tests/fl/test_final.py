@@ -155,7 +155,7 @@ def test_a_session_that_begins_while_the_server_looks_at_the_others_is_new(monke
         def looked() -> Any:
             found = statistics()
             assert events.ini is not None
-            events.ini(A)  # in the loop's thread
+            events.ini(A)  # as netq's thread calls it, at any moment
             return found
 
         monkeypatch.setattr(tasks.queue, "statistics", looked)
