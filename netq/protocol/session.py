@@ -237,6 +237,8 @@ class Session:
         """Drop all messages, sent and received; return those that are not acknowledged."""
         self.drain()
         gone = [message for sender in self.senders.values() for message in sender]
+        for message in gone:
+            message.waits = False  # a message that was cancelled may be withdrawn later, and is in no queue then
         for receiver in self.receivers.values():
             receiver.retire()
         self.senders.clear()

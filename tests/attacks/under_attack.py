@@ -56,8 +56,9 @@ class Attacker:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                self.tried, self.answered = map(int, line.split())
-                self.running.set()
+                if line.endswith("\n"):  # otherwise the process was killed meanwhile
+                    self.tried, self.answered = map(int, line.split())
+                    self.running.set()
 
 
 class Figures(NamedTuple):

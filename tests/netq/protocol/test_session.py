@@ -1256,6 +1256,17 @@ def test_restart_keeps_unsent_messages_in_order() -> None:
     assert acked(one, ack(2)) == kept[:2]
 
 
+def test_message_cancelled_before_a_restart_counts_no_longer() -> None:
+    one = session()
+    cancelled, _ = put(one, 3), put(one, 4)
+    cancelled.withdraw()
+    assert one.restart() == []
+    one.withdraw(cancelled)  # in the loop, which had not come to it before
+    assert (one.queued, one.bytes_behind) == (1, 0)
+    one.begin(greeting(epoch=2), 2)
+    assert [(frame.number, frame.value) for frame in sent(one)] == [(1, 4)]
+
+
 def test_restart_ignores_drop_oldest() -> None:
     """What was sent and never heard of is unsent again, and may be more than `queue_size`."""
     one = session(dataclasses.replace(OPTIONS, drop_oldest=True, queue_size=1))
