@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Self
 
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
 from netq.io.condition import deadline_of
+from netq.io.interrupts import has_broken_step, interruptible, protect, raised_by_handler
 from netq.io.process_end import at_end, not_at_end
-from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.protocol.receiver import Item
@@ -100,6 +100,7 @@ class Communicator:
         """Where a server listens, with the port that the system chose for port 0; or where a client connects."""
         return self._endpoint.netloc
 
+    @interruptible
     def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0) -> Delivery:
         """Send `data` to each of `peers`. Without `peers` a client sends to its server, a server to all its clients.
 
@@ -206,13 +207,19 @@ class Communicator:
         if peers or timeout is not None or self._baton.forked:
             self.check_get(peers, timeout)
         load = None if into is None else self.loader(into)
+        protect()
         try:
             item = inbox.take_now(peers) if inbox.arrived or inbox.queues else None
             item = item or self._wait(peers, timeout)
-        except BaseException:  # perhaps a signal handler's
-            inbox.interrupted()
+        except BaseException as error:
+            self._check_step(error)
             raise
         return self.unpack(item, load)
+
+    def _check_step(self, error: BaseException) -> None:
+        """End the communicator if a signal handler has raised this error in the middle of a step."""
+        if has_broken_step(error):
+            self._baton.end_by(error)
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: by polling, if no other thread waits, or as a waiter."""
@@ -222,7 +229,7 @@ class Communicator:
         try:
             if peers:
                 inbox.begin_polling(wait_lock, peers)
-            with wait_lock:  # the loop is in a function of its own: see docs/explanation/design.md, "A jump back"
+            with wait_lock:
                 item = self._poll(wait_lock, peers, deadline)
         finally:
             if baton.parked_long or inbox.waiters:
@@ -246,26 +253,21 @@ class Communicator:
 
     def _wait_as_waiter(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
         # The message is taken within the predicate of the wait. So a wait that ends by its timeout or by an exception
-        # has a reservation at most, and `leaving` gives that back.
+        # has a reservation at most, which `leave` gives back.
         inbox = self.inbox
         found: list[Item] = []
         waiter = Waiter(peers, _wake_none)
 
         def take() -> bool:
-            while inbox.is_ready(waiter):
-                if (item := inbox.accept(waiter)) is not None:
-                    found.append(item)
-                    return True
-                inbox.enter(waiter)
-            return False
+            if inbox.is_ready(waiter):
+                found.append(inbox.accept(waiter))
+            return bool(found)
 
         def subscribe(wake: Callable[[], object]) -> None:
             waiter.wake = wake
             inbox.enter(waiter)
 
-        unsubscribe = functools.partial(inbox.leaving.append, waiter)  # no signal handler can interrupt an append
-        self._baton.wait(take, deadline, subscribe, unsubscribe, "get")
-        inbox.drop_leaving()
+        self._baton.wait(take, deadline, subscribe, functools.partial(inbox.leave, waiter), "get")
         return found[0] if found else None
 
     def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
@@ -278,18 +280,26 @@ class Communicator:
         """Return the `load` for `unpack` that fills these buffers; here and in the fronts. Raises as `into.loader`."""
         return loader(self._load, into)
 
+    @interruptible
     def unpack(self, item: Item, load: Callable[[Any], Any] | None = None) -> Message:
         """Load an item of the inbox: the second half of `get`, here and in the fronts. `load` is of `loader`.
 
-        Raises Unreadable or BufferMismatch. An exception of a signal handler that ran meanwhile comes out as it is.
+        Raises Unreadable or BufferMismatch. An exception of a signal handler that ran meanwhile comes out as it is, and
+        the item is the next of its peer again.
         """
         try:
             data: Stream | bytes = item[1]
             if type(data) is bytes and (load is not None or not self._loads_bytes):
                 data = Stream.of(memoryview(data))
             message = _message((item[0], (load or self._load)(data)))
-        except Exception as error:  # the user's serialiser may raise anything
-            if (interruption := raised_by_handler(error)) is not None:
+        except BaseException as error:  # the user's serialiser may raise anything
+            interruption = raised_by_handler(error)
+            if interruption is not None or not isinstance(error, Exception):
+                if isinstance(item[1], Stream):
+                    item[1].seek(0)
+                self.inbox.put_back(item)
+                if interruption is None:
+                    raise
                 raise interruption from interruption.__cause__
             if isinstance(error, Unreadable):
                 error.peer = item[0]

@@ -22,7 +22,7 @@ typedef unsigned long long u64;
 /* Interned names of attributes and methods. */
 static PyObject *s_next, *s_position, *s_sent, *s_lane, *s_limit, *s_number, *s_buffers, *s_nbytes, *s_append, *s_popleft;
 static PyObject *s_acked, *s_peer, *s_small, *s_receivers, *s_senders, *s_arrived, *s_owed, *s_extend, *s_parts;
-static PyObject *s_claimed, *s_held, *s_start, *s_cancelled, *s_last, *s_messages_in, *s_messages_out, *s_bytes_in;
+static PyObject *s_claimed, *s_held, *s_start, *s_cancelled, *s_messages_in, *s_messages_out, *s_bytes_in;
 static PyObject *s_bytes_out;
 static PyObject *pending, *finished, *empty; /* "PENDING", "FINISHED", b"" */
 static PyTypeObject *Outgoing_type;
@@ -421,31 +421,27 @@ static int is_whole(const Taking *t, const Header *h)
 static PyObject *make_item(const Taking *t, const Header *h, PyObject *receiver, u64 mark)
 {
     PyObject *body = PyBytes_FromStringAndSize((const char *)t->data + t->low + HEADER, (Py_ssize_t)h->length);
-    PyObject *number = PyLong_FromUnsignedLongLong(h->number), *at = PyLong_FromUnsignedLongLong(mark), *item = NULL;
-    if (body != NULL && number != NULL && at != NULL)
-        item = PyTuple_Pack(5, t->peer, body, receiver, number, at);
+    PyObject *at = PyLong_FromUnsignedLongLong(mark), *item = NULL;
+    if (body != NULL && at != NULL)
+        item = PyTuple_Pack(4, t->peer, body, receiver, at);
     Py_XDECREF(body);
-    Py_XDECREF(number);
     Py_XDECREF(at);
     return item;
 }
 
 /* Pass the items of `whole` to the session, and count them. */
-static int commit(const Taking *t, PyObject *receiver, PyObject *lane, PyObject *whole, u64 held, u64 start, u64 mark,
-                  u64 size)
+static int commit(const Taking *t, PyObject *receiver, PyObject *lane, PyObject *whole, u64 held, u64 start, u64 size)
 {
-    PyObject *done = PyObject_CallMethodObjArgs(t->arrived, s_extend, whole, NULL), *last;
-    int failed;
+    PyObject *done = PyObject_CallMethodObjArgs(t->arrived, s_extend, whole, NULL);
     if (done == NULL)
         return -1;
     Py_DECREF(done);
-    if ((last = Py_BuildValue("KK", held, mark)) == NULL)
-        return -1;
-    failed = PyObject_SetAttr(receiver, s_last, last) || set_u64(receiver, s_held, held) ||
-             set_u64(receiver, s_start, start) || PyObject_SetItem(t->owed, lane, receiver) ||
-             add_u64(t->session, s_messages_in, (u64)PyList_Size(whole)) || add_u64(t->session, s_bytes_in, size);
-    Py_DECREF(last);
-    return failed ? -1 : 0;
+    return set_u64(receiver, s_held, held) || set_u64(receiver, s_start, start) ||
+                   PyObject_SetItem(t->owed, lane, receiver) ||
+                   add_u64(t->session, s_messages_in, (u64)PyList_Size(whole)) ||
+                   add_u64(t->session, s_bytes_in, size)
+               ? -1
+               : 0;
 }
 
 /* Receive consecutive messages of one lane. Return how many; -1 with an error set. */
@@ -490,7 +486,7 @@ static Py_ssize_t take_messages(Taking *t, Header h, PyObject *receiver, PyObjec
             break;
     }
     count = PyList_Size(whole);
-    if (count && commit(t, receiver, lane, whole, held, start, mark, size))
+    if (count && commit(t, receiver, lane, whole, held, start, size))
         goto failed;
     Py_DECREF(whole);
     return count;
@@ -596,7 +592,7 @@ static const struct {
     {&s_append, "append"},       {&s_popleft, "popleft"},      {&s_acked, "acked"},       {&s_peer, "peer"},
     {&s_small, "small"},         {&s_receivers, "receivers"},  {&s_senders, "senders"},   {&s_arrived, "arrived"},
     {&s_owed, "owed"},           {&s_extend, "extend"},        {&s_parts, "parts"},       {&s_claimed, "claimed"},
-    {&s_held, "held"},           {&s_start, "start"},          {&s_cancelled, "cancelled"}, {&s_last, "last"},
+    {&s_held, "held"},           {&s_start, "start"},          {&s_cancelled, "cancelled"},
     {&s_messages_in, "messages_in"}, {&s_messages_out, "messages_out"}, {&s_bytes_in, "bytes_in"},
     {&s_bytes_out, "bytes_out"}, {&pending, "PENDING"},        {&finished, "FINISHED"},
 };
