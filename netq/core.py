@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
+from netq.io.baton import let_go
 from netq.io.condition import deadline_of
 from netq.io.interrupts import has_broken_step, interruptible, protect, raised_by_handler
 from netq.io.process_end import at_end, not_at_end
@@ -212,13 +213,14 @@ class Communicator:
             item = inbox.take_now(peers) if inbox.arrived or inbox.queues else None
             item = item or self._wait(peers, timeout)
         except BaseException as error:
-            self._check_step(error)
+            self.check_step(error)
             raise
         return self.unpack(item, load)
 
-    def _check_step(self, error: BaseException) -> None:
+    def check_step(self, error: BaseException) -> None:
         """End the communicator if a signal handler has raised this error in the middle of a step."""
         if has_broken_step(error):
+            let_go(self.inbox.lock)
             self._baton.end_by(error)
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
@@ -280,7 +282,6 @@ class Communicator:
         """Return the `load` for `unpack` that fills these buffers; here and in the fronts. Raises as `into.loader`."""
         return loader(self._load, into)
 
-    @interruptible
     def unpack(self, item: Item, load: Callable[[Any], Any] | None = None) -> Message:
         """Load an item of the inbox: the second half of `get`, here and in the fronts. `load` is of `loader`.
 
@@ -291,7 +292,7 @@ class Communicator:
             data: Stream | bytes = item[1]
             if type(data) is bytes and (load is not None or not self._loads_bytes):
                 data = Stream.of(memoryview(data))
-            message = _message((item[0], (load or self._load)(data)))
+            message = _message((item[0], _loaded(load or self._load, data)))
         except BaseException as error:  # the user's serialiser may raise anything
             interruption = raised_by_handler(error)
             if interruption is not None or not isinstance(error, Exception):
@@ -405,12 +406,17 @@ class Communicator:
         return delivery
 
     def _why_unreachable(self, id: uuid.UUID | None) -> Closed:
-        ended = self._endpoint.ended_by
-        if self._endpoint.closing:
-            return Closed(self.id, "this communicator is closed")
-        if ended is not None and id in (None, ended.peer):
+        ended, closing = self._endpoint.ended_by, self._endpoint.closing
+        if ended is not None and (ended.peer == self.id or (not closing and id in (None, ended.peer))):
             return Closed(ended.peer, ended.why)
+        if closing:
+            return Closed(self.id, "this communicator is closed")
         return Closed(id, "there is no session with this peer: it has closed, or never came")
+
+
+@interruptible
+def _loaded(load: Callable[[Any], Any], data: Stream | bytes) -> Any:
+    return load(data)
 
 
 def _figures(peers: Sequence[Peer]) -> dict[Peer, Statistics]:

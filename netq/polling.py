@@ -50,5 +50,10 @@ def poll(communicators: Iterable[Communicator], timeout: float | None = None) ->
         for communicator, waiter in zip(watched, waiters, strict=True):
             communicator.inbox.leave(waiter)
 
-    watched[0]._baton.wait(look, deadline, subscribe, leave, "poll")
+    try:
+        watched[0]._baton.wait(look, deadline, subscribe, leave, "poll")
+    except BaseException as error:
+        for communicator in watched:
+            communicator.check_step(error)
+        raise
     return found

@@ -212,15 +212,17 @@ class Baton:
             return False
         protect()
         try:
-            # At once in most cases: a timeout costs more than the rest.
-            if not (lock.acquire(False) or lock.acquire(timeout=_WAIT)) or self.broken or self.over:
-                return False
-            function()
+            try:
+                # At once in most cases: a timeout costs more than the rest.
+                if not (lock.acquire(False) or lock.acquire(timeout=_WAIT)) or self.broken or self.over:
+                    return False
+                function()
+            finally:
+                let_go(lock)
         except BaseException as error:
+            let_go(lock)  # a signal handler may have raised in the `finally`
             self.end_by(error)
             raise
-        finally:
-            let_go(lock)
         if self._waiters:
             self._serve()  # after the release: it takes the inbox's lock, and no thread holds both
         else:
@@ -238,16 +240,18 @@ class Baton:
             return True
         protect()
         try:
-            if not self._acquire(LONGEST if self.over else seconds) and not self.over:
-                return False
-            function()
-            return True
+            try:
+                if not self._acquire(LONGEST if self.over else seconds) and not self.over:
+                    return False
+                function()
+                return True
+            finally:
+                let_go(lock)
         except BaseException as error:
+            let_go(lock)
             if has_broken_step(error):  # others are the function's, which the caller gets
                 self.end_by(error)
             raise
-        finally:
-            let_go(lock)
 
     def end_by(self, error: BaseException) -> None:
         """End the loop with an error that has come out of a step."""
@@ -354,47 +358,49 @@ class Baton:
         poller, lock = self.poller, self.lock
         in_step = True
         try:
-            if not self._acquire(seconds):
-                return True
-            if not self._may_lead(wait_lock):
-                # This thread polls no more, and holds its wait lock for a moment longer: the loop's thread must not
-                # take it for the one that polls (`user_polls`), and leave the sockets to it.
-                if self._leader is wait_lock:
-                    self._leader = None
-                return False
-            if self._leader is not wait_lock:
-                self._leader = wait_lock
-                return True  # what came before this thread led does not wake the selector: the caller looks again
-            self.user_polled = True
-            # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here: above
-            # all the ACK of what this user has just taken.
-            if self.unflushed:
-                self._flush_inline()
-            # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and then
-            # waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose number
-            # may belong to another file by then.
-            self.in_select = True
-            lock.release()
-            ring = self._spin() if poller.rings else None
-            if ring is None:
-                in_step = False
-                found = self._select(seconds)
-                in_step = True
-            else:
-                found = []
-            self.in_select = False
-            # Between `select` and here other threads may have worked, also on the sockets that were found. `_work`
-            # therefore tests whether a watch is still active; a socket that was emptied meanwhile costs one needless
-            # `recv`.
-            if (found or ring is not None) and self._acquire(seconds):
-                self._work(found, ring)
+            try:
+                if not self._acquire(seconds):
+                    return True
+                if not self._may_lead(wait_lock):
+                    # This thread polls no more, and holds its wait lock for a moment longer: the loop's thread must not
+                    # take it for the one that polls (`user_polls`), and leave the sockets to it.
+                    if self._leader is wait_lock:
+                        self._leader = None
+                    return False
+                if self._leader is not wait_lock:
+                    self._leader = wait_lock
+                    return True  # what came before this thread led does not wake the selector: the caller looks again
+                self.user_polled = True
+                # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here: above
+                # all the ACK of what this user has just taken.
+                if self.unflushed:
+                    self._flush_inline()
+                # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and then
+                # waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose number
+                # may belong to another file by then.
+                self.in_select = True
+                lock.release()
+                ring = self._spin() if poller.rings else None
+                if ring is None:
+                    in_step = False
+                    found = self._select(seconds)
+                    in_step = True
+                else:
+                    found = []
+                self.in_select = False
+                # Between `select` and here other threads may have worked, also on the sockets that were found. `_work`
+                # therefore tests whether a watch is still active; a socket that was emptied meanwhile costs one needless
+                # `recv`.
+                if (found or ring is not None) and self._acquire(seconds):
+                    self._work(found, ring)
+            finally:
+                let_go(lock)
         except BaseException as error:
+            let_go(lock)
             self.in_select = False
             if in_step:
                 self.end_by(error)
             raise
-        finally:
-            let_go(lock)
         if self._waiters:
             self._serve()
         return True

@@ -62,12 +62,17 @@ def interruptible(function: _F) -> _F:
 def in_step(frame: FrameType | None) -> bool:
     """Return whether this frame, or the nearest of its callers that is netq's, is in a step."""
     while frame is not None:
-        if frame.f_code in _interruptible:
-            return False
-        if frame.f_globals.get("__name__") in _STEPS:
-            return True
+        if (found := _is_step(frame)) is not None:
+            return found
         frame = frame.f_back
     return False
+
+
+def _is_step(frame: FrameType) -> bool | None:
+    """Return whether this frame is that of a step; None if it does not say."""
+    if frame.f_code in _interruptible:
+        return False
+    return True if frame.f_globals.get("__name__") in _STEPS else None
 
 
 def outside_steps(handler: Handler) -> Handler:
@@ -148,20 +153,27 @@ def raised_by_handler(error: BaseException) -> BaseException | None:
 def has_broken_step(error: BaseException) -> bool:
     """Return whether a signal handler has raised this error in the middle of a step."""
     found = _found(error)
-    return found is not None and in_step(found[1])
+    if found is None:
+        return False
+    for frame in reversed(found[1]):  # not by `f_back`: these calls have ended
+        if (is_step := _is_step(frame)) is not None:
+            return is_step
+    return in_step(found[1][0].f_back) if found[1] else False
 
 
-def _found(error: BaseException) -> tuple[BaseException, FrameType | None] | None:
-    """Return the exception that a handler has raised, of an error and its causes, and the interrupted frame."""
+def _found(error: BaseException) -> tuple[BaseException, list[FrameType]] | None:
+    """Return the exception that a handler has raised, of an error and its causes, and the interrupted frames."""
     if threading.get_ident() != _main:
         return None
     codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     cause: BaseException | None = error
     while cause is not None:
         trace = cause.__traceback__
+        frames: list[FrameType] = []
         while trace is not None:
             if trace.tb_frame.f_code in codes:
-                return cause, trace.tb_frame.f_back
+                return cause, frames
+            frames.append(trace.tb_frame)
             trace = trace.tb_next
         cause = cause.__cause__
     return None

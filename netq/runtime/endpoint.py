@@ -95,7 +95,7 @@ class Endpoint:
         self.all_ended = False  # the communicator closes, and has no peers left
         self._end_condition = Condition()  # of the same
         self._unattended = False  # it closes in the background: no thread waits for its end
-        self.ended_by: Closed | None = None  # what ended a client's session for good
+        self.ended_by: Closed | None = None  # what ended a client's session for good, or this communicator by itself
         self.undelivered = Undelivered(self.home)
         for loop in self.loops:
             loop.baton.ledger = self.undelivered
@@ -641,6 +641,7 @@ class Endpoint:
         closed = Closed(self.options.id, str(error) if is_broken else f"internal error: {error!r}")
         closed.__cause__ = error
         self._close_inbox(closed)
+        self.ended_by = closed
         self.closing = True
         for peer in self.peers.values():
             peer.loop.call(peer.end, closed)
