@@ -221,6 +221,7 @@ class Communicator:
         """End the communicator if a signal handler has raised this error in the middle of a step."""
         if has_broken_step(error):
             let_go(self.inbox.lock)
+            self.inbox.drop_reservations(Closed(self.id, "a signal handler has raised in the middle of a step"))
             self._baton.end_by(error)
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:

@@ -299,6 +299,13 @@ class Inbox:
                 ready.add(peer)
             self._serve(ready)
 
+    def drop_reservations(self, error: Closed) -> None:
+        """Fail the waiters that have a reservation: one of them was interrupted, and will never take its message."""
+        with self.lock:
+            for waiter in [waiter for waiters in self._reserved.values() for waiter in waiters]:
+                waiter.reserved, waiter.error = None, error
+            self._reserved.clear()
+
     # Under the lock.
 
     def _sort(self) -> set[int]:
