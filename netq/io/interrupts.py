@@ -15,7 +15,7 @@ Knows nothing of the rest of netq.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal.getsignal` costs more: it makes an enum member of each result
+import _signal  # type: ignore[import-not-found]  # the functions of `signal` cost more: they make enum members of results
 import _thread
 import contextlib
 import functools
@@ -97,13 +97,13 @@ def protect() -> None:
     Called before each step, because others may set the handler again: a notebook does so for each cell.
     """
     if threading.get_ident() == _main and _signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _handle_ctrl_c)
+        _signal.signal(signal.SIGINT, _handle_ctrl_c)
 
 
 def unprotect() -> None:
     """Set Python's own handler for Ctrl-C again, if `protect` has replaced it: asyncio and trio look for that."""
     if threading.get_ident() == _main and _signal.getsignal(signal.SIGINT) is _handle_ctrl_c:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _send_again(number: int) -> None:

@@ -23,7 +23,7 @@ from netq.testing.lossy_pair import End, LossyPair
 pytestmark = pytest.mark.slow
 
 STEPS = (1, 2, 7, 1000)
-CLAIMED = 54_500  # cuts that the tests of this module make, at least
+CLAIMED = 23_300  # cuts that the tests of this module make, at least
 HEADER = struct.Struct("<BBHIQQ")
 HANDSHAKE = 2 * (24 + 64 + 2 * 32)  # bytes of both INIs, with the cursors of two lanes
 GREETING = 24 + 64  # bytes of one INI, without cursors
