@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
 from netq.io.baton import let_go
 from netq.io.condition import deadline_of
-from netq.io.interrupts import has_broken_step, interruptible, protect, raised_by_handler
+from netq.io.interrupts import has_broken_step, interruptible, protect, raised_by_handler, unprotect
 from netq.io.process_end import at_end, not_at_end
 from netq.log import log
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
@@ -119,18 +119,22 @@ class Communicator:
             self._baton.check_not_forked("put()")
         # The state is read without a lock, and each attribute once: the loop's thread may replace the peer at any
         # moment. A message for a session that ends meanwhile fails with Closed when the outbox is drained.
-        dumped = self._dump(data)
-        if type(dumped) is not bytes:
-            dumped = stream_of(dumped, self._dump)
-        if not peers and (only := self._endpoint.only) is not None and not (only.over or only.session.closing):
-            delivery = Delivery(dumped, lane, (), only.session.peer, only.baton, only.recall)
-            only.post(delivery)
-            return delivery
-        targets = self._targets(peers)
-        if len(targets) == 1:
-            return self._put(dumped, lane, *targets[0], ())
-        audience = tuple(id for id, _ in targets if id is not None)
-        return gather(self._baton, [self._put(dumped, lane, id, peer, audience) for id, peer in targets])
+        try:
+            dumped = self._dump(data)
+            if type(dumped) is not bytes:
+                dumped = stream_of(dumped, self._dump)
+            if not peers and (only := self._endpoint.only) is not None and not (only.over or only.session.closing):
+                delivery = Delivery(dumped, lane, (), only.session.peer, only.baton, only.recall)
+                only.post(delivery)
+                return delivery
+            targets = self._targets(peers)
+            if len(targets) == 1:
+                return self._put(dumped, lane, *targets[0], ())
+            audience = tuple(id for id, _ in targets if id is not None)
+            return gather(self._baton, [self._put(dumped, lane, id, peer, audience) for id, peer in targets])
+        except BaseException as error:
+            self.check_step(error)
+            raise
 
     def spread(
         self, data: Any, peers: Sequence[uuid.UUID], failed: Callable[[uuid.UUID, Exception], object], lane: int = 0
@@ -211,11 +215,10 @@ class Communicator:
         protect()
         try:
             item = inbox.take_now(peers) if inbox.arrived or inbox.queues else None
-            item = item or self._wait(peers, timeout)
+            return self.unpack(item or self._wait(peers, timeout), load)
         except BaseException as error:
             self.check_step(error)
             raise
-        return self.unpack(item, load)
 
     def check_step(self, error: BaseException) -> None:
         """End the communicator if a signal handler has raised this error in the middle of a step."""
@@ -296,13 +299,15 @@ class Communicator:
             message = _message((item[0], _loaded(load or self._load, data)))
         except BaseException as error:  # the user's serialiser may raise anything
             interruption = raised_by_handler(error)
-            if interruption is not None or not isinstance(error, Exception):
+            if interruption is None and isinstance(error, KeyboardInterrupt):
+                interruption = error  # Python's own handler has no frame
+            if interruption is not None:
                 if isinstance(item[1], Stream):
                     item[1].seek(0)
                 self.inbox.put_back(item)
-                if interruption is None:
-                    raise
                 raise interruption from interruption.__cause__
+            if not isinstance(error, Exception):
+                raise
             if isinstance(error, Unreadable):
                 error.peer = item[0]
                 error.add_note(f"in a message from {item[0]}")
@@ -338,7 +343,9 @@ class Communicator:
         for loop in self._endpoint.loops:
             loop.baton.check("close")
         not_at_end(self._endpoint.close_at_end)  # now: after an interrupted close, the end of the process waits no more
-        return self._endpoint.close(timeout, kept=kept)
+        undelivered = self._endpoint.close(timeout, kept=kept)
+        unprotect()  # the next step of another communicator protects again
+        return undelivered
 
     def request_close(self) -> None:
         """Begin to close, and return at once: for signal handlers, events and callbacks of futures.
@@ -417,6 +424,7 @@ class Communicator:
 
 @interruptible
 def _loaded(load: Callable[[Any], Any], data: Stream | bytes) -> Any:
+    # Only this part of `unpack` may be interrupted: an exception before its `try`, or after it, would lose the message.
     return load(data)
 
 

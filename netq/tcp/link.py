@@ -170,7 +170,10 @@ class Link:
             # The ACK travels with the user's answer, which often follows. Otherwise it leaves when this thread waits
             # again, or after a millisecond.
             if self.connection.owes:
-                self._baton.flush_later_from_loop(self.peer)
+                if is_own:
+                    self._baton.flush_later_from_loop(self.peer)
+                else:
+                    self._baton.flush_later(self.peer)  # which ends a long park of the loop's thread
             return
         self._guarded(self._send)
         if self._closing and not self._ended:

@@ -404,22 +404,6 @@ def test_cancelled_messages_are_counted_once(count: int) -> None:
     assert (len(one), list(one)) == (0, [])
 
 
-# Interrupted threads.
-
-
-def test_repair_keeps_consistent_sender() -> None:
-    empty = Sender(LANE, WINDOW)
-    empty.repair()
-    assert (empty.ready, len(empty), len(empty.sent)) == (False, 0, 0)
-    sending, _ = sender(10, 20)
-    sending.repair()
-    assert [frame.number for frame in batched(sending)[0]] == [1, 2]
-    sending.acked(2)
-    sending.repair()
-    sending.put(message(3))
-    assert [(frame.number, frame.value) for frame in batched(sending)[0]] == [(3, 3)]
-
-
 # drop_oldest, and messages to several peers.
 
 

@@ -149,7 +149,7 @@ def leave(part: Delivery) -> bool:
 def submit(guard: Guard, threads: ThreadPoolExecutor, function: Callable[[], object]) -> None:
     """Run it in another thread: in the loop's if that is shared, because only that wakes a user's thread that polls."""
     if isinstance(guard, Baton) and guard._shared:
-        guard._call(function)
+        guard.defer(function)
     else:
         threads.submit(function)
 
