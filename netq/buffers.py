@@ -12,26 +12,19 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
 
 LARGE = 256 * 1024  # bytes: a block of this size or more is a mapping of its own
-_HUGE = 2 * 1024 * 1024  # bytes: a huge page
+_HUGE = 4 * 1024 * 1024  # bytes: two huge pages; smaller blocks gain little
 _PAGE = mmap.PAGESIZE
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def aligned(size: int) -> memoryview:
-    """Return a writable, 64-byte aligned view of `size` new bytes. Raises MemoryError.
-
-    A large block is a mapping, of which the system commits the pages that are written. Its first `LARGE` bytes or more
-    are small pages: a peer that announces a message takes no huge page before it has sent so much.
-    """
-    huge = max(size - LARGE, 0) // _HUGE * _HUGE  # bytes of huge pages, at the end
-    head, alignment = ((size - huge) // _PAGE * _PAGE, _HUGE) if huge else (0, ALIGNMENT)
-    block = bytearray(size + alignment) if size < LARGE else _mapping(size, size + alignment)
-    start = -(ctypes.addressof(ctypes.c_char.from_buffer(block)) + head) % alignment
-    view = memoryview(block)[start : start + size]
-    if huge:
-        use_huge_pages(view[head:])
-    return view
+    """Return a writable, 64-byte aligned view of `size` new bytes. Raises MemoryError."""
+    if size >= LARGE:
+        return memoryview(map_block(size))
+    block = bytearray(size + ALIGNMENT)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(block)) % ALIGNMENT
+    return memoryview(block)[start : start + size]
 
 
 def bytes_of(view: memoryview) -> memoryview:
@@ -49,18 +42,21 @@ def copy(target: memoryview, source: memoryview) -> None:
 
 
 def use_huge_pages(view: memoryview) -> None:
-    """Ask the system for huge pages where a large block of new memory lies, which is filled at once. It may refuse."""
+    """Ask the system for huge pages where a large block of new memory lies, which is filled at once. It may refuse.
+
+    Not for a message that a peer has only announced: its first byte would take a whole huge page.
+    """
     if view.nbytes >= _HUGE:
         start = ctypes.addressof(ctypes.c_char.from_buffer(view))
         first = -(-start // _PAGE) * _PAGE
         _madvise(first, (start + view.nbytes) // _PAGE * _PAGE - first, mmap.MADV_HUGEPAGE)
 
 
-def _mapping(size: int, length: int) -> mmap.mmap:
-    """Return an anonymous mapping of `length` bytes, for `size`. Raises MemoryError."""
+def map_block(size: int) -> mmap.mmap:
+    """Return an anonymous mapping of `size` bytes. Raises MemoryError."""
     try:
         return mmap.mmap(
-            -1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )  # private: a forked child must not write into it
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error

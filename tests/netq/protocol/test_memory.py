@@ -35,7 +35,7 @@ def test_memory_is_writable_and_aligned(size: int) -> None:
         view[0] = view[-1] = 1
 
 
-@pytest.mark.parametrize("size", [100, LARGE + 100, 2 * MIB + LARGE - 1, 2 * MIB + LARGE, 7 * MIB + 4097, 9 * MIB + 63])
+@pytest.mark.parametrize("size", [100, LARGE - 1, LARGE + 100, 9 * MIB + 63])
 def test_memory_of_any_size_is_aligned(size: int) -> None:
     view = aligned(size)
     assert (view.nbytes, address(view) % ALIGNMENT) == (size, 0)
