@@ -113,10 +113,16 @@ class Memory:
                 self._bound()
 
     def _bound(self) -> None:
-        while self._kept() > self._keep:
+        while self._count() > self._keep:
             self._free_oldest()
-        for blocks in self._all():
+
+    def _count(self) -> int:
+        """Begin anew with `_Class.most`; return what `_kept` does."""
+        # The lengths are noted before they are judged: a block that another thread appends meanwhile is above `most`.
+        classes = self._all()
+        for blocks in classes:
             blocks.most = len(blocks)
+        return sum([blocks.size * blocks.most for blocks in classes])
 
     def _kept(self) -> int:
         """Bytes of the idle blocks that `keep` bounds."""
