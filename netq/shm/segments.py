@@ -46,11 +46,11 @@ class _Segment:
         """
         return self.address <= address < self.address + self.size and self._block() is not None
 
-    def lend(self, loan: object, make_room: Callable[[int], object]) -> None:
+    def lend(self, loan: object, make_room: Callable[[], object]) -> None:
         """Call `make_room` when `loan` is freed. All views keep it alive, so the segment is idle then."""
         if self._loan is None or self._loan() is not loan:
             self._loan = weakref.ref(loan)
-            weakref.finalize(loan, make_room, self.size).atexit = False
+            weakref.finalize(loan, make_room).atexit = False
 
     def close(self) -> None:
         """Close the descriptor, if it is still open here."""
@@ -184,16 +184,16 @@ class Pool:
     def __init__(self, memory: int) -> None:
         self.keep = min(KEEP, memory // 4)  # bytes of idle segments; `memory` is what the communicator may use
 
-    def make_room(self, size: int = 0) -> None:
+    def make_room(self) -> None:
         """Free idle segments above the bound, from the links with the most.
 
-        Called before a segment is made, and when one of `size` bytes becomes idle, in any thread.
+        Called before a segment is made, and when one has become idle, in any thread.
         """
         # The links with the most idle memory give up first. Other loops may change these figures meanwhile: the bound
         # is approximate. A lock would not do: the garbage collector may call this at any point, also in a
         # thread that holds that lock.
         idle = [(member.memory.idle, member.memory) for member in _living() if member.pool is self]
-        over = sum([held for held, _ in idle]) + size - self.keep
+        over = sum([held for held, _ in idle]) - self.keep
         for held, memory in sorted(idle, key=operator.itemgetter(0), reverse=True):
             if over <= 0:
                 break

@@ -264,7 +264,7 @@ def test_short_path_needs_no_begun_message_and_no_claim(window: int) -> None:
 @pytest.mark.parametrize("merge", [True, False])
 def test_body_stays_in_memory_of_link(merge: bool) -> None:
     one, own = receiver(2**30, merge=merge), Memory()
-    view = own.take(2 * LARGE)  # the only idle block that any memory has
+    view = own.take(2 * LARGE if merge else LARGE)  # the only idle block that any memory has
     address = ctypes.addressof(ctypes.c_char.from_buffer(view))
     del view
     first = one.place(Frame(Kind.MSG, lane=3, length=LARGE, number=1, value=2 * LARGE), own)
