@@ -371,8 +371,8 @@ class Baton:
                     self._leader = wait_lock
                     return True  # what came before this thread led does not wake the selector: the caller looks again
                 self.user_polled = True
-                # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here: above
-                # all the ACK of what this user has just taken.
+                # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here:
+                # above all the ACK of what this user has just taken.
                 if self.unflushed:
                     self._flush_inline()
                 # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and then
