@@ -375,9 +375,9 @@ class Baton:
                 # above all the ACK of what this user has just taken.
                 if self.unflushed:
                     self._flush_inline()
-                # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and then
-                # waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose number
-                # may belong to another file by then.
+                # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and
+                # then waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose
+                # number may belong to another file by then.
                 self.in_select = True
                 lock.release()
                 ring = self._spin() if poller.rings else None
