@@ -117,7 +117,8 @@ class Communicator:
         # moment. A message for a session that ends meanwhile fails with Closed when the outbox is drained.
         packed = self._pack(data)
         if not peers and (only := self._endpoint.only) is not None and not (only.over or only.session.closing):
-            delivery = Delivery(packed, lane, (), only.session.peer, only.baton, only.recall)
+            delivery = Delivery(packed, lane)
+            delivery.peer, delivery.guard, delivery.recall = only.session.peer, only.baton, only.recall
             only.post(delivery)
             return delivery
         targets = self._targets(peers)
@@ -143,7 +144,9 @@ class Communicator:
             if peer is None:
                 failed(id, self._why_unreachable(id))
             else:
-                peer.post(Copy(packed, lane, audience, id, peer.baton, failed))
+                message = Copy(packed, lane, audience)
+                message.peer, message.guard, message.failed = id, peer.baton, failed
+                peer.post(message)
 
     def put_unbounded(self, data: Any, peer: uuid.UUID, lane: int = 0) -> Delivery:
         """Send `data` to a client, also beyond queue_size and queue_bytes: for netq/exchange/outbox.py, which counts.
@@ -371,10 +374,12 @@ class Communicator:
         bounded: bool = True,
     ) -> Delivery:
         if peer is None:
-            delivery = Delivery(b"", lane, (), id, self._baton)
+            delivery = Delivery(b"", lane)
+            delivery.peer, delivery.guard, delivery.recall = id, self._baton, None
             delivery.fail(self._why_unreachable(id))
         else:
-            delivery = Delivery(data, lane, audience, id, peer.baton, peer.recall)
+            delivery = Delivery(data, lane, audience)
+            delivery.peer, delivery.guard, delivery.recall = id, peer.baton, peer.recall
             delivery.bounded = bounded
             peer.post(delivery)
         return delivery

@@ -1,7 +1,7 @@
 /* netq/protocol/codec.py in C: the inner loops for small messages. Same names, same behaviour; the tests run both.
 
    Uses the stable ABI of CPython 3.11 (abi3). Signal handlers run between Python bytecodes. There are none here, except
-   in what these functions call: `acked` of a message that something waits for, and finalizers of released data (Python
+   in what these functions call: `acked` of a message that is watched, and finalizers of released data (Python
    ignores exceptions in finalizers). So nothing here is interrupted halfway, unlike in codec.py. Integers of the
    protocol are little-endian (docs/reference/protocol.md). */
 
@@ -24,7 +24,7 @@ static PyObject *s_next, *s_position, *s_sent, *s_lane, *s_limit, *s_number, *s_
 static PyObject *s_acked, *s_peer, *s_small, *s_receivers, *s_senders, *s_arrived, *s_owed, *s_extend, *s_parts;
 static PyObject *s_claimed, *s_held, *s_start, *s_cancelled, *s_last, *s_messages_in, *s_messages_out, *s_bytes_in;
 static PyObject *s_bytes_out;
-static PyObject *pending, *finished, *empty; /* "PENDING", "FINISHED", b"" */
+static PyObject *empty; /* b"" */
 static PyTypeObject *Outgoing_type;
 
 /* Attributes that are unsigned integers. */
@@ -100,10 +100,10 @@ static PyObject *message_header(unsigned lane, u64 length, u64 number)
 
 typedef struct {
     PyObject_HEAD
-    PyObject *data, *audience, *peer, *guard, *recall, *state, *listeners, *made;
+    PyObject *data, *audience;
     u64 size, number, start;
     long lane;
-    char withdrawn, left, waits;
+    char withdrawn, left, waits, held, watched;
 } Outgoing;
 
 static void replace(PyObject **place, PyObject *by)
@@ -116,15 +116,14 @@ static void replace(PyObject **place, PyObject *by)
 
 static int outgoing_init(PyObject *object, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"data", "lane", "audience", "peer", "guard", "recall", NULL};
+    static char *names[] = {"data", "lane", "audience", NULL};
     Outgoing *self = (Outgoing *)object;
-    PyObject *given[6] = {NULL};
+    PyObject *given[3] = {NULL};
     Py_ssize_t count = PyTuple_Size(args), i;
-    if (keywords == NULL && 1 <= count && count <= 6) { /* the usual call, faster than by the parser of the C API */
+    if (keywords == NULL && 1 <= count && count <= 3) { /* the usual call, faster than by the parser of the C API */
         for (i = 0; i < count; i++)
             given[i] = PyTuple_GetItem(args, i);
-    } else if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOOOO:Outgoing", names, &given[0], &given[1], &given[2], &given[3],
-                                            &given[4], &given[5]))
+    } else if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OO:Outgoing", names, &given[0], &given[1], &given[2]))
         return -1;
     if (PyBytes_CheckExact(given[0]))
         self->size = (u64)PyBytes_Size(given[0]);
@@ -145,10 +144,6 @@ static int outgoing_init(PyObject *object, PyObject *args, PyObject *keywords)
         if ((self->audience = PyTuple_New(0)) == NULL)
             return -1;
     }
-    replace(&self->peer, given[3]);
-    replace(&self->guard, given[4]);
-    replace(&self->recall, given[5]);
-    replace(&self->state, pending);
     return 0;
 }
 
@@ -158,12 +153,6 @@ static int outgoing_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->data);
     Py_VISIT(self->audience);
-    Py_VISIT(self->peer);
-    Py_VISIT(self->guard);
-    Py_VISIT(self->recall);
-    Py_VISIT(self->state);
-    Py_VISIT(self->listeners);
-    Py_VISIT(self->made);
     return 0;
 }
 
@@ -172,12 +161,6 @@ static int outgoing_clear(PyObject *object)
     Outgoing *self = (Outgoing *)object;
     Py_CLEAR(self->data);
     Py_CLEAR(self->audience);
-    Py_CLEAR(self->peer);
-    Py_CLEAR(self->guard);
-    Py_CLEAR(self->recall);
-    Py_CLEAR(self->state);
-    Py_CLEAR(self->listeners);
-    Py_CLEAR(self->made);
     return 0;
 }
 
@@ -205,9 +188,15 @@ static PyObject *outgoing_withdraw(PyObject *object, PyObject *unused)
     return Py_NewRef(Py_None);
 }
 
+static void mark_held(Outgoing *message)
+{
+    replace(&message->data, empty);
+    message->held = 1;
+}
+
 static PyObject *outgoing_acked(PyObject *object, PyObject *unused)
 {
-    replace(&((Outgoing *)object)->data, empty);
+    mark_held((Outgoing *)object);
     return Py_NewRef(Py_None);
 }
 
@@ -220,13 +209,11 @@ static PyObject *outgoing_fail(PyObject *object, PyObject *error)
 #define MEMBER(name, type, field) {name, type, offsetof(Outgoing, field), 0, NULL}
 static PyMemberDef outgoing_members[] = {
     MEMBER("data", T_OBJECT, data),           MEMBER("audience", T_OBJECT, audience),
-    MEMBER("peer", T_OBJECT, peer),           MEMBER("guard", T_OBJECT, guard),
-    MEMBER("_recall", T_OBJECT, recall),      MEMBER("_state", T_OBJECT, state),
-    MEMBER("_listeners", T_OBJECT, listeners), MEMBER("_made", T_OBJECT, made),
     MEMBER("size", T_ULONGLONG, size),        MEMBER("number", T_ULONGLONG, number),
     MEMBER("start", T_ULONGLONG, start),      MEMBER("lane", T_LONG, lane),
     MEMBER("withdrawn", T_BOOL, withdrawn),   MEMBER("left", T_BOOL, left),
-    MEMBER("waits", T_BOOL, waits),           {NULL, 0, 0, 0, NULL},
+    MEMBER("waits", T_BOOL, waits),           MEMBER("held", T_BOOL, held),
+    MEMBER("watched", T_BOOL, watched),       {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef outgoing_methods[] = {
     {"withdraw", outgoing_withdraw, METH_NOARGS, NULL},
@@ -347,12 +334,6 @@ end:
 
 /* settle(sent, number) */
 
-/* The truth value of a list, of None, or of an object without a length. */
-static int is_set(PyObject *object)
-{
-    return object != NULL && object != Py_None && (!PyList_Check(object) || PyList_Size(object) > 0);
-}
-
 static int settle_up_to(PyObject *sent, u64 number, u64 *count, u64 *size)
 {
     PyObject *popleft = PyObject_GetAttr(sent, s_popleft), *done;
@@ -367,15 +348,12 @@ static int settle_up_to(PyObject *sent, u64 number, u64 *count, u64 *size)
             Py_DECREF(message);
             break;
         }
-        if (message->guard == NULL || message->guard == Py_None || is_set(message->listeners) ||
-            is_set(message->made) || message->state != pending) {
+        if (message->watched) {
             done = PyObject_CallMethodObjArgs((PyObject *)message, s_acked, NULL);
             Py_XDECREF(done);
         } else {
-            replace(&message->data, empty);
-            replace(&message->recall, NULL);
-            replace(&message->state, finished);
-            done = message->state;
+            mark_held(message);
+            done = empty;
         }
         if (done != NULL && (done = PyObject_CallNoArgs(popleft)) != NULL) {
             Py_DECREF(done);
@@ -598,7 +576,7 @@ static const struct {
     {&s_owed, "owed"},           {&s_extend, "extend"},        {&s_parts, "parts"},       {&s_claimed, "claimed"},
     {&s_held, "held"},           {&s_start, "start"},          {&s_cancelled, "cancelled"}, {&s_last, "last"},
     {&s_messages_in, "messages_in"}, {&s_messages_out, "messages_out"}, {&s_bytes_in, "bytes_in"},
-    {&s_bytes_out, "bytes_out"}, {&pending, "PENDING"},        {&finished, "FINISHED"},
+    {&s_bytes_out, "bytes_out"},
 };
 
 PyMODINIT_FUNC PyInit__codec(void)

@@ -114,7 +114,7 @@ def conversation(module: ModuleType, sent: int) -> tuple[Session, list[Any]]:
         session._receiver(lane)
     sender = session.senders[0] = session._sender(0)
     sender.limit = 10**6
-    messages = [module.Outgoing(bytes(size), guard=session, recall=len) for size in range(sent)]
+    messages = [module.Outgoing(bytes(size)) for size in range(sent)]
     module.batch(sender, [], 4096, 10**6, deque(messages))
     return session, messages
 
@@ -128,7 +128,7 @@ def seen(session: Session, messages: list[Any]) -> list[object]:
         list(session.owed),
         (session.messages_in, session.bytes_in, session.messages_out, session.bytes_out),
         [(len(s.sent), s.limit, s.number, s.next) for s in session.senders.values()],
-        [(len(message.data), message._state, message._recall) for message in messages],
+        [(len(message.data), message.held) for message in messages],
     ]
 
 
@@ -163,6 +163,7 @@ def test_both_codecs_take_alike(pieces: list[Any], sent: int, cut: int, low: int
     sizes=st.lists(st.integers(0, 60), max_size=10),
     lanes=st.lists(st.sampled_from([0, 0, 0, 0, 1]), min_size=10, max_size=10),
     withdrawn=st.sets(st.integers(0, 9), max_size=2),
+    watched=st.sets(st.integers(0, 9)),
     streams=st.sets(st.integers(0, 9)),
     small=st.integers(0, 70),
     limit=st.integers(-5, 600),
@@ -173,6 +174,7 @@ def test_both_codecs_send_and_settle_alike(
     sizes: list[int],
     lanes: list[int],
     withdrawn: set[int],
+    watched: set[int],
     streams: set[int],
     small: int,
     limit: int,
@@ -189,6 +191,7 @@ def test_both_codecs_send_and_settle_alike(
             body = bytes([n]) * size
             halves = Stream([body[: size // 2], body[size // 2 :]])
             messages.append(module.Outgoing(halves if n in streams else body, lanes[n]))
+            messages[-1].watched = n in watched
             if n in withdrawn:
                 messages[-1].withdraw()
         source, out = deque(messages), list[Any]()
@@ -198,27 +201,25 @@ def test_both_codecs_send_and_settle_alike(
         for message in messages[1:2]:
             message.withdraw()
         settled = module.settle(sender.sent, number)
-        rest = [(len(m.data), m._state) for m in messages]
+        rest = [(len(m.data), m.held) for m in messages]
         results.append([size, joined, left, settled, rest, len(source), len(sender.sent), sender.next, sender.number])
     assert results[0] == results[1]
 
 
 @needs_compiled
-@pytest.mark.parametrize("waits", [{"_listeners": [1]}, {"_made": object()}, {"_state": "CANCELLED"}])
-def test_acked_is_called_for_message_with_waiter(waits: dict[str, object]) -> None:
+def test_acked_is_called_for_watched_message_only() -> None:
     for module in (PYTHON, compiled()):
         told: list[object] = []
 
         class Message(module.Outgoing):  # type: ignore[name-defined, misc]
             def acked(self) -> None:
-                self.guard.append(self)
+                told.append(self)  # noqa: B023
 
-        plain, waited = Message(b"a", guard=told), Message(b"b", guard=told)
-        for name, value in waits.items():
-            setattr(waited, name, value)
-        sent = deque([plain, waited])
+        plain, watched = Message(b"a"), Message(b"b")
+        watched.watched = True
+        sent = deque([plain, watched])
         assert module.settle(sent, 0) == (2, 2)
-        assert (told, plain._state, not sent) == ([waited], "FINISHED", True)
+        assert (told, plain.held, plain.data, not sent) == ([watched], True, b"", True)
 
 
 @needs_compiled
@@ -230,6 +231,7 @@ def test_error_in_acked_is_raised_and_message_stays() -> None:
                 raise ZeroDivisionError
 
         sent = deque([Message(b"a")])
+        sent[0].watched = True
         with pytest.raises(ZeroDivisionError):
             module.settle(sent, 1)
         assert len(sent) == 1
@@ -241,11 +243,11 @@ def test_outgoing_has_the_same_attributes() -> None:
     assert both[0] == both[1]
     assert compiled().Outgoing(b"", 2**40).lane == 2**40
     for module in (PYTHON, compiled()):
-        message = module.Outgoing(Stream([b"ab", b"c"]), lane=3, audience=(PEER,), peer=PEER, guard=7, recall=len)
-        assert (message.size, message.lane, message.audience, message.peer) == (3, 3, (PEER,), PEER)
-        assert (message.guard, message._recall, message._state) == (7, len, "PENDING")
+        message = module.Outgoing(Stream([b"ab", b"c"]), lane=3, audience=(PEER,))
+        assert (message.size, message.lane, message.audience) == (3, 3, (PEER,))
         assert (message.number, message.start, message.stop) == (0, 0, 3 + OVERHEAD)
-        assert (message._listeners, message._made) == (None, None)
+        states = (message.withdrawn, message.left, message.waits, message.held, message.watched)
+        assert states == (False, False, False, False, False)
         assert message.fail(ValueError()) is True
         assert message.data == b""
 
@@ -268,7 +270,7 @@ def compiled_message(*, empty: bool = False) -> Any:
         ("Outgoing", ()),
         ("Outgoing", (7,)),
         ("Outgoing", (b"", "lane")),
-        ("Outgoing", (b"", 0, (), None, None, None, 1)),
+        ("Outgoing", (b"", 0, (), 1)),
         ("batch", (SimpleNamespace(), [], 1, 1, deque())),
         ("batch", (SimpleNamespace(next=1, _position=0, limit=9, lane=0, sent=deque()), [], 1, 1, deque([7]))),
         ("batch", (SimpleNamespace(next=-1, _position=0, limit=9, lane=0, sent=deque()), [], 1, 1, deque())),
