@@ -1,8 +1,9 @@
 """The inner loops for small messages: an outgoing message, its frame, its acknowledgement. No socket, clock or thread.
 
-`netq/protocol/_codec.c` implements the same in C. Where it is built, it replaces the class and the three functions
-below, unless the environment has NETQ_PURE=1. Both behave alike, and the tests run both: change both together. Large
-messages, chunks, cancelling and illegal frames are handled in Python only, by sender.py, receiver.py and session.py.
+`netq/protocol/_codec.c` implements the same in C. Where it is built, it replaces the attributes of the class and the
+three functions below, unless the environment has NETQ_PURE=1. Both behave alike, and the tests run both: change both
+together. Large messages, chunks, cancelling and illegal frames are handled in Python only, by sender.py, receiver.py
+and session.py.
 """
 
 from __future__ import annotations
@@ -211,4 +212,10 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
 
 if not TYPE_CHECKING and os.environ.get("NETQ_PURE", "0") in ("", "0"):
     with contextlib.suppress(ImportError):
-        from netq.protocol._codec import Outgoing, batch, settle, take  # noqa: F401
+        from netq.protocol._codec import Message, batch, settle, take  # noqa: F401
+
+        class Outgoing(Message):
+            """One message on its way to one peer: the methods as above, the attributes in C."""
+
+            __slots__ = ()
+            stop, withdraw, acked, fail = Outgoing.stop, Outgoing.withdraw, Outgoing.acked, Outgoing.fail
