@@ -28,6 +28,7 @@ from netq.errors import (
     SerializationError,
     Unreadable,
 )
+from netq.io.interrupts import outside_steps
 from netq.options import (
     CommunicatorOptions,
     ConnectionOptions,
@@ -48,6 +49,7 @@ from netq.security.identity import Security
 __all__ = [
     "new",
     "poll",
+    "outside_steps",
     "Communicator",
     "Delivery",
     "Message",

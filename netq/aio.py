@@ -218,21 +218,16 @@ class Communicator:
         woken = _ImmediateFuture(loop=self._loop)
         waiter = Waiter(peers, functools.partial(self._wake, woken))
         timer = None if timeout is None else self._loop.call_later(timeout, lambda: waiter.wake())
-        item = None
         try:
-            while item is None:
-                self._core.inbox.enter(waiter)
-                if not (waiter.ready or self._poller.active):
-                    self._poll()
-                # A cancellation is raised here and nowhere else. Nothing is taken before, and after it there is no
-                # `await`: so a cancelled `get` has a reservation at most, which `leave` gives back.
-                await woken
-                if not waiter.ready:
-                    raise TimeoutError(f"no message within {timeout:g} s")
-                item = self._core.inbox.accept(waiter)
-                if item is None:
-                    woken = _ImmediateFuture(loop=self._loop)
-                    waiter.wake = functools.partial(self._wake, woken)
+            self._core.inbox.enter(waiter)
+            if not (waiter.ready or self._poller.active):
+                self._poll()
+            # A cancellation is raised here and nowhere else. Nothing is taken before, and after it there is no `await`:
+            # so a cancelled `get` has a reservation at most, which `leave` gives back.
+            await woken
+            if not waiter.ready:
+                raise TimeoutError(f"no message within {timeout:g} s")
+            item = self._core.inbox.accept(waiter)
         except BaseException:
             self._core.inbox.leave(waiter)
             raise

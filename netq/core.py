@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
+from netq.io.baton import let_go
 from netq.io.condition import deadline_of
+from netq.io.interrupts import has_broken_step, interruptible, protect, raised_by_handler
 from netq.io.process_end import at_end, not_at_end
-from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.protocol.receiver import Item
@@ -98,6 +99,7 @@ class Communicator:
         """Where a server listens, with the port that the system chose for port 0; or where a client connects."""
         return self._endpoint.netloc
 
+    @interruptible
     def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0) -> Delivery:
         """Send `data` to each of `peers`. Without `peers` a client sends to its server, a server to all its clients.
 
@@ -201,13 +203,20 @@ class Communicator:
         if peers or timeout is not None or self._baton.forked:
             self.check_get(peers, timeout)
         load = None if into is None else self.loader(into)
+        protect()
         try:
             item = inbox.take_now(peers) if inbox.arrived or inbox.queues else None
             item = item or self._wait(peers, timeout)
-        except BaseException:  # perhaps a signal handler's
-            inbox.interrupted()
+        except BaseException as error:
+            self.check_step(error)
             raise
         return self.unpack(item, load)
+
+    def check_step(self, error: BaseException) -> None:
+        """End the communicator if a signal handler has raised this error in the middle of a step."""
+        if has_broken_step(error):
+            let_go(self.inbox.lock)
+            self._baton.end_by(error)
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: by polling, if no other thread waits, or as a waiter."""
@@ -217,7 +226,7 @@ class Communicator:
         try:
             if peers:
                 inbox.begin_polling(wait_lock, peers)
-            with wait_lock:  # the loop is in a function of its own: see docs/explanation/design.md, "A jump back"
+            with wait_lock:
                 item = self._poll(wait_lock, peers, deadline)
         finally:
             if baton.parked_long or inbox.waiters:
@@ -241,26 +250,21 @@ class Communicator:
 
     def _wait_as_waiter(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
         # The message is taken within the predicate of the wait. So a wait that ends by its timeout or by an exception
-        # has a reservation at most, and `leaving` gives that back.
+        # has a reservation at most, which `leave` gives back.
         inbox = self.inbox
         found: list[Item] = []
         waiter = Waiter(peers, _wake_none)
 
         def take() -> bool:
-            while inbox.is_ready(waiter):
-                if (item := inbox.accept(waiter)) is not None:
-                    found.append(item)
-                    return True
-                inbox.enter(waiter)
-            return False
+            if inbox.is_ready(waiter):
+                found.append(inbox.accept(waiter))
+            return bool(found)
 
         def subscribe(wake: Callable[[], object]) -> None:
             waiter.wake = wake
             inbox.enter(waiter)
 
-        unsubscribe = functools.partial(inbox.leaving.append, waiter)  # no signal handler can interrupt an append
-        self._baton.wait(take, deadline, subscribe, unsubscribe, "get")
-        inbox.drop_leaving()
+        self._baton.wait(take, deadline, subscribe, functools.partial(inbox.leave, waiter), "get")
         return found[0] if found else None
 
     def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
@@ -272,12 +276,19 @@ class Communicator:
     def unpack(self, item: Item, load: Callable[[Any], Any] | None = None) -> Message:
         """Load an item of the inbox: the second half of `get`, here and in the fronts. `load` is of `loader`.
 
-        Raises Unreadable or BufferMismatch. An exception of a signal handler that ran meanwhile comes out as it is.
+        Raises Unreadable or BufferMismatch. An exception of a signal handler that ran meanwhile comes out as it is, and
+        the item is the next of its peer again.
         """
         try:
-            message = _message((item[0], (load or self._load)(item[1])))
-        except Exception as error:  # the user's serialiser may raise anything
-            if (interruption := raised_by_handler(error)) is not None:
+            message = _message((item[0], _loaded(load or self._load, item[1])))
+        except BaseException as error:  # the user's serialiser may raise anything
+            interruption = raised_by_handler(error)
+            if interruption is not None or not isinstance(error, Exception):
+                if isinstance(item[1], Stream):
+                    item[1].seek(0)
+                self.inbox.put_back(item)
+                if interruption is None:
+                    raise
                 raise interruption from interruption.__cause__
             if isinstance(error, Unreadable):
                 error.peer = item[0]
@@ -385,12 +396,17 @@ class Communicator:
         return delivery
 
     def _why_unreachable(self, id: uuid.UUID | None) -> Closed:
-        ended = self._endpoint.ended_by
-        if self._endpoint.closing:
-            return Closed(self.id, "this communicator is closed")
-        if ended is not None and id in (None, ended.peer):
+        ended, closing = self._endpoint.ended_by, self._endpoint.closing
+        if ended is not None and (ended.peer == self.id or (not closing and id in (None, ended.peer))):
             return Closed(ended.peer, ended.why)
+        if closing:
+            return Closed(self.id, "this communicator is closed")
         return Closed(id, "there is no session with this peer: it has closed, or never came")
+
+
+@interruptible
+def _loaded(load: Callable[[Any], Any], data: Stream | bytes) -> Any:
+    return load(data)
 
 
 def _figures(peers: Sequence[Peer]) -> dict[Peer, Statistics]:

@@ -21,7 +21,7 @@ import traceback
 from typing import Any, NamedTuple
 
 from netq.io.condition import Condition
-from netq.io.signal_handlers import raised_by_handler, suppress
+from netq.io.interrupts import raised_by_handler, suppress
 
 _MOST = 1000  # lines that wait while a handler blocks; further ones are dropped, and counted
 

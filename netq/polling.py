@@ -7,8 +7,6 @@ reserved for its waiters is given back, and is the next for `get`.
 
 from __future__ import annotations
 
-import functools
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from netq.core import Communicator, check_timeout
@@ -48,10 +46,14 @@ def poll(communicators: Iterable[Communicator], timeout: float | None = None) ->
             communicator.inbox.enter(waiter)
             communicator._baton.stop_polling()  # perhaps this thread was the one that did
 
-    # `any` calls all the appends, which return None, without a step of Python in between. So a signal handler cannot
-    # raise after some of them, and leave messages reserved that no thread takes.
-    leaving = map(deque.append, [communicator.inbox.leaving for communicator in watched], waiters)
-    watched[0]._baton.wait(look, deadline, subscribe, functools.partial(any, leaving), "poll")
-    for communicator in watched:
-        communicator.inbox.drop_leaving()
+    def leave() -> None:
+        for communicator, waiter in zip(watched, waiters, strict=True):
+            communicator.inbox.leave(waiter)
+
+    try:
+        watched[0]._baton.wait(look, deadline, subscribe, leave, "poll")
+    except BaseException as error:
+        for communicator in watched:
+            communicator.check_step(error)
+        raise
     return found

@@ -163,21 +163,19 @@ class Communicator:
         load = None if into is None else self._core.loader(into)
         deadline = math.inf if timeout is None else trio.current_time() + timeout
         waiter = Waiter(peers, lambda: None)
-        item = None
+        woken = trio.Event()
+        waiter.wake = functools.partial(_soon, self._token, woken.set)
         try:
-            while item is None:
-                woken = trio.Event()
-                waiter.wake = functools.partial(_soon, self._token, woken.set)
-                self._core.inbox.enter(waiter)
-                # A cancellation is raised in these two lines and nowhere else. Nothing is taken before, and after them
-                # there is no `await`: so a cancelled `get` has a reservation at most, which `leave` gives back.
-                with trio.CancelScope(deadline=deadline):
-                    await woken.wait()
-                if not waiter.ready:
-                    raise TimeoutError(f"no message within {timeout:g} s")
-                if not woken.is_set():  # the message came in time, and trio has yet to call the events before it
-                    await woken.wait()
-                item = self._core.inbox.accept(waiter)
+            self._core.inbox.enter(waiter)
+            # A cancellation is raised in these two lines and nowhere else. Nothing is taken before, and after them
+            # there is no `await`: so a cancelled `get` has a reservation at most, which `leave` gives back.
+            with trio.CancelScope(deadline=deadline):
+                await woken.wait()
+            if not waiter.ready:
+                raise TimeoutError(f"no message within {timeout:g} s")
+            if not woken.is_set():  # the message came in time, and trio has yet to call the events before it
+                await woken.wait()
+            item = self._core.inbox.accept(waiter)
         except BaseException:
             self._core.inbox.leave(waiter)
             raise

@@ -12,7 +12,7 @@ import pytest
 
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
     ["netq.errors", "netq.text", "netq.version", "netq.buffers"],
-    ["netq.io", "netq.io.condition", "netq.io.signal_handlers"],
+    ["netq.io", "netq.io.condition", "netq.io.interrupts"],
     ["netq.log"],
     ["netq.validate"],
     ["netq.utils", "netq.utils.files", "netq.utils.secret"],

@@ -15,7 +15,7 @@ from typing import Any
 from netq.core import Communicator, check_timeout
 from netq.exchange.envelope import Envelope, Kind
 from netq.io.condition import Condition, bounded
-from netq.io.signal_handlers import raised_by_handler
+from netq.io.interrupts import raised_by_handler
 from netq.log import log
 from netq.runtime.delivery import IN_FORK, Delivery, Guard
 from netq.runtime.undelivered import Undelivered, Unseen

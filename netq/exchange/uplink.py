@@ -26,7 +26,7 @@ from netq.errors import Closed, Unreadable
 from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
 from netq.exchange.turns import Turns
-from netq.io.signal_handlers import raised_by_handler
+from netq.io.interrupts import raised_by_handler
 from netq.log import log
 from netq.options import SerializationOptions
 from netq.runtime.delivery import Delivery

@@ -44,9 +44,8 @@ class Link:
             if not self._put_packet(packet_size.size):
                 return
 
-    def receive(self) -> bool:
-        """Return False: only the loop's thread receives."""
-        return False
+    def receive(self) -> None:
+        """Do nothing: only the loop's thread receives."""
 
     def keep(self) -> None:
         """Do nothing: packets are copies."""

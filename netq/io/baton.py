@@ -1,22 +1,21 @@
 """The baton: the right to work on what a loop owns, and how users' threads take it. Knows nothing of netq.
 
 A change of threads costs more than all else that a small message needs. So a user's thread takes the baton to send
-(`try_run`), and polls the selector itself while it waits (`poll`). The loop's thread parks meanwhile, and goes on a
-millisecond after a user was active last. No thread holds the baton while it polls. At most one user's thread polls,
-the leader; the others wait until they are woken (the Leader/Followers pattern, D. Schmidt et al., 2000).
+(`try_run`), and polls the selector itself while it waits (`poll`), for messages of every size. The loop's thread parks
+meanwhile, and goes on some milliseconds after a user was active last. No thread holds the baton while it polls. At most
+one user's thread polls, the leader; the others wait until they are woken (the Leader/Followers pattern, D. Schmidt et
+al., 2000).
 
     phase     the loop's thread                              the baton is
-    POLLING   waits in the selector                          free, or held by a user for some microseconds
+    POLLING   waits in the selector                          free, or held by a user
     WORKING   runs what is ready, timers and calls           held by the loop's thread
     PARKED    sleeps while users work; looks each            free, or held by a user
               millisecond, or each second while a user
               waits for long
 
-A signal handler may raise in a user's thread anywhere. Two rules make that safe. A user's thread takes the baton by
-`with`, which no exception can leave locked, or with a `let_go` in two layers: a handler can interrupt one of them. And
-it notes in `working_on` whose state it changes: the loop's thread finds that set after an exception, and calls
-`repair`. A handler that runs on top of the baton's holder sees that (`is_held`), and leaves the work to the loop's
-thread.
+What a user's thread does with the baton is a step: no exception of a signal handler comes out of it
+(netq/io/interrupts.py). One that does, or a bug of ours, leaves what is `broken`, and ends the loop. A handler that
+runs on top of the baton's holder sees that (`is_held`), and leaves its work to the loop's thread.
 
 A thread that puts may hold locks of the user, as a logging handler does. The collector may run a finalizer on top of
 the baton's holder that wants the same lock, or the baton of another loop. So a thread that puts waits for the baton for
@@ -42,14 +41,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from netq.io.condition import LONGEST
+from netq.io.interrupts import has_broken_step, interruptible, protect, suppress
 from netq.io.poller import Poller, Ring
-from netq.io.selector import READ
-from netq.io.signal_handlers import raised_by_handler, suppress
 
 TICK = 0.001  # seconds: how often a parked thread looks, and how long output may wait to be sent with more
+# Seconds for which the loop's thread stays parked after a user was active. To pickle and send a megabyte takes as long;
+# if the loop's thread came back meanwhile, the user's next wait would cost a change of threads.
+_PAUSE = 0.002
 _WAIT = 0.002  # seconds for which a thread that puts waits for the baton; its holders have it for microseconds
 _SPIN = 50e-6 if (os.cpu_count() or 1) > 1 else 0.0  # seconds in which a peer on another core may answer
 _Found = list[tuple[selectors.SelectorKey, int]]
@@ -64,6 +65,10 @@ class EventLoopPoller:
     def locked(self) -> bool:
         """Return whether the event loop polls."""
         return self.active
+
+
+class StepBroken(RuntimeError):
+    """A signal handler has raised in the middle of a step: the state is unknown."""
 
 
 class Phase(enum.Enum):
@@ -87,21 +92,17 @@ class Worker(Protocol):
     def flush(self) -> None:
         """Send the output."""
 
-    def repair(self) -> None:
-        """Repair what an interrupted thread has left. In the loop's thread."""
-
 
 class Baton:
     """Lets users' threads stand in for the loop's thread, if `shared`.
 
     `serve` hands what has come to the `waiters`, without the baton; it returns whether one of them was served. It takes
-    `lock`: a thread that holds that must not wait for the loop. `call` runs a function in the loop's thread; `run_late`
-    runs, after the end of the loop, what waits for its thread.
+    `lock`: a thread that holds that must not wait for the loop. `run_late` runs, after the end of the loop, what waits
+    for its thread.
     """
 
     def __init__(
         self,
-        call: Callable[..., None],
         run_late: Callable[[], None],
         *,
         shared: bool,
@@ -109,12 +110,12 @@ class Baton:
         waiters: Collection[object],
         lock: threading.RLock,
     ) -> None:
-        # The baton itself, and what its holder works on.
+        # The baton itself.
         self.lock = threading.RLock()
         # A user's thread wants the baton. A lock is not fair, so the loop's thread pauses then. Each user's thread sets
         # this before `with lock`, and clears it first thing in it: a function for that would cost more than the rest.
         self.wanted = False
-        self.working_on: Worker | None = None  # whose state a user's thread is changing
+        self.broken: BaseException | None = None  # what has come out of a step: the loop ends with it
         self.unflushed: dict[Worker, float] = {}  # what has output that waits, and since when
         self.over = False  # the loop has ended
         self.ledger: Any = None  # the owner's: what the calls that use this baton account to
@@ -140,7 +141,6 @@ class Baton:
         self._served = -math.inf  # when a waiter was served last
         # Wiring, and calls that wait for the loop's thread.
         self._deferred: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
-        self._call = call
         self._run_late = run_late
         self._shared = shared
         self._serve = serve
@@ -167,6 +167,11 @@ class Baton:
         """Whether a user's thread or event loop polls, or works on what it has found."""
         leader = self._leader
         return leader is not None and leader.locked()
+
+    @property
+    def users_are_active(self) -> bool:
+        """Whether a user polls, or was active a short time ago and may poll again."""
+        return self.user_polls or time.monotonic() - self.user_seen < _PAUSE
 
     @property
     def event_loop_polls(self) -> bool:
@@ -197,32 +202,31 @@ class Baton:
         if self.user_polls:
             self.poller.interrupt()
 
-    def try_run(self, worker: Worker, function: Callable[[], object]) -> bool:
-        """Run `function()`, which works on the state of `worker`, in this thread; return False if that cannot be."""
+    def try_run(self, function: Callable[[], object]) -> bool:
+        """Run `function()` with the baton, in this thread; return False if that cannot be now."""
         # While the loop's thread works, waiting for the baton could take a whole turn, and `put` must not wait. A
         # thread that owns the lock here is in a signal handler, on top of its own half-done change: the lock is
         # reentrant, and would let the handler into that change.
-        if self.phase is _WORKING or not self._shared or is_owned(self.lock):
-            return False
         lock = self.lock
+        if self.phase is _WORKING or not self._shared or is_owned(lock):
+            return False
+        protect()
         try:
             try:
                 # At once in most cases: a timeout costs more than the rest.
-                if not (lock.acquire(False) or lock.acquire(timeout=_WAIT)) or self.working_on is not None or self.over:
+                if not (lock.acquire(False) or lock.acquire(timeout=_WAIT)) or self.broken or self.over:
                     return False
-                # Not cleared in a `finally`: after an exception it has to stay, because it is what makes the loop's
-                # thread repair this worker, and keeps all users' threads away until then.
-                self.working_on = worker
                 function()
-                self.working_on = None
             finally:
                 let_go(lock)
         except BaseException as error:
             let_go(lock)  # a signal handler may have raised in the `finally`
-            self._interrupted(error)
+            self.end_by(error)
             raise
         if self._waiters:
             self._serve()  # after the release: it takes the inbox's lock, and no thread holds both
+        else:
+            self.user_seen = time.monotonic()
         return True
 
     def try_hold(self, function: Callable[[], object], seconds: float = _WAIT) -> bool:
@@ -234,6 +238,7 @@ class Baton:
         if is_owned(lock):
             function()
             return True
+        protect()
         try:
             try:
                 if not self._acquire(LONGEST if self.over else seconds) and not self.over:
@@ -242,9 +247,24 @@ class Baton:
                 return True
             finally:
                 let_go(lock)
-        except BaseException:
+        except BaseException as error:
             let_go(lock)
+            if has_broken_step(error):  # others are the function's, which the caller gets
+                self.end_by(error)
             raise
+
+    def end_by(self, error: BaseException) -> None:
+        """End the loop with an error that has come out of a step."""
+        if has_broken_step(error):
+            broken: BaseException = StepBroken(
+                f"a signal handler has raised {type(error).__name__} in the middle of a step of this communicator; "
+                "install it as netq.outside_steps(handler), or let it set an Event, or call request_close()"
+            )
+            broken.__cause__ = error
+        else:
+            broken = error  # a bug of ours
+        self.broken = self.broken or broken
+        self.resume()
 
     def _acquire(self, seconds: float) -> bool:
         """Take the baton within so many seconds; return whether this has it. The caller lets it go, in two layers."""
@@ -314,6 +334,7 @@ class Baton:
                 f"{name}() waits for a loop: it cannot be called in one, by an event or a callback, nor by a signal "
                 "handler that has interrupted it; let the handler set an Event, or call request_close()"
             )
+        protect()
         try:
             lock: threading.Lock = self._wait_locks.lock
         except AttributeError:
@@ -335,6 +356,7 @@ class Baton:
         if seconds <= 0:
             return False
         poller, lock = self.poller, self.lock
+        in_step = True
         try:
             try:
                 if not self._acquire(seconds):
@@ -349,35 +371,43 @@ class Baton:
                     self._leader = wait_lock
                     return True  # what came before this thread led does not wake the selector: the caller looks again
                 self.user_polled = True
-                # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here:
-                # above all the ACK of what this user has just taken.
+                # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here: above
+                # all the ACK of what this user has just taken.
                 if self.unflushed:
                     self._flush_inline()
-                # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and
-                # then waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose
-                # number may belong to another file by then.
+                # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and then
+                # waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose number
+                # may belong to another file by then.
                 self.in_select = True
-            finally:
-                let_go(lock)
-            ring = self._spin() if poller.rings else None
-            found = poller.select(seconds) if ring is None else []
-            self.in_select = False
-            # Between `select` and here other threads may have worked, also on the sockets that were found. `_run_quick`
-            # therefore tests whether a watch is still active; a socket that was emptied meanwhile costs one needless
-            # `recv`.
-            try:
+                lock.release()
+                ring = self._spin() if poller.rings else None
+                if ring is None:
+                    in_step = False
+                    found = self._select(seconds)
+                    in_step = True
+                else:
+                    found = []
+                self.in_select = False
+                # Between `select` and here other threads may have worked, also on the sockets that were found. `_work`
+                # therefore tests whether a watch is still active; a socket that was emptied meanwhile costs one needless
+                # `recv`.
                 if (found or ring is not None) and self._acquire(seconds):
-                    self._run_quick(found, ring)
+                    self._work(found, ring)
             finally:
                 let_go(lock)
         except BaseException as error:
-            let_go(lock)  # a signal handler may have raised in a `finally`
+            let_go(lock)
             self.in_select = False
-            self._interrupted(error)
+            if in_step:
+                self.end_by(error)
             raise
         if self._waiters:
             self._serve()
         return True
+
+    @interruptible
+    def _select(self, seconds: float) -> _Found:
+        return self.poller.select(seconds)
 
     def stop_polling(self) -> None:
         """Let others poll, as this thread goes on with other work."""
@@ -436,10 +466,10 @@ class Baton:
                 self.wanted = False
                 self.user_polled = True
                 if self._leader is event_loop and not self.over:
-                    self._run_quick(self.poller.select(0), None)
+                    self._work(self.poller.select(0), None)
                 event_loop.active = self._leader is event_loop and not self.over
         except BaseException as error:
-            self._interrupted(error)
+            self.end_by(error)
             raise
         self._serve()
         return event_loop.active
@@ -449,7 +479,7 @@ class Baton:
         # A thread that comes while the loop's thread polls becomes a waiter, and costs a change of threads for each
         # message. If a waiter was served within the last millisecond, messages come quickly: then `run_deferred` parks
         # the loop's thread after it has served the next one, and that user's next wait polls.
-        if self.phase is _POLLING or self.resumed or self.working_on is not None or not self._shared or self.over:
+        if self.phase is _POLLING or self.resumed or self.broken or not self._shared or self.over:
             self.waits_are_short = time.monotonic() - self._served < TICK
             return False
         leader = self._leader
@@ -459,9 +489,7 @@ class Baton:
         """Send what a user's thread may send."""
         for worker, since in list(self.unflushed.items()):
             if since > -math.inf and worker.inline:
-                self.working_on = worker
                 worker.flush()
-                self.working_on = None
 
     def _spin(self) -> Ring | None:
         """Return a ring that gets data within some microseconds. If none does, have each peer ring from now on."""
@@ -483,40 +511,37 @@ class Baton:
         """Put the rings to sleep; return one that refuses."""
         return next((ring for ring in self.poller.rings if ring.awake and not ring.sleep()), None)
 
-    def _run_quick(self, found: _Found, ring: Ring | None) -> None:
-        """Run what a user's thread may; leave the rest to the loop's thread. With the baton."""
-        self.user_seen = time.monotonic()
-        if self.over:
+    def _work(self, found: _Found, ring: Ring | None) -> None:
+        """Run what is ready. With the baton."""
+        if self.over or self.broken:
             return
-        # If one of these steps is not for a user's thread, the loop's thread does all that is left: its selector
-        # reports those sockets again. It looks at them in its next turn, as this thread does not lead any more.
-        all_done = self.working_on is None and (ring is None or ring.receive())
-        for key, mask in found if all_done else ():
+        if ring is not None and not ring.receive():
+            self.hand_over()
+        for key, mask in found:
             watch = key.data
-            if watch.quick is None or mask != READ or not watch.active or not watch.quick():
-                all_done = False
-        if not all_done:
-            self._leader = None  # it was this thread, which now waits until it is woken
-            self.resume()
+            if not watch.active:
+                continue
+            if watch.shared:
+                watch.ready(mask)
+            else:
+                self.hand_over()  # whose selector reports it again
+        self.user_seen = time.monotonic()
 
-    def _interrupted(self, error: BaseException) -> None:
-        """Let the loop's thread repair what an exception in a user's thread has left."""
-        if isinstance(error, Exception) and raised_by_handler(error) is None:
-            self._call(_raise, error)  # a bug of ours: it ends the loop
-        else:
-            self.resume()
+    def hand_over(self) -> None:
+        """Have the loop's thread go on, and not the thread that polls: that one waits until it is woken."""
+        self._leader = None
+        self.resume()
 
     # For the loop's thread.
 
     def choose_phase(self) -> None:
         """Decide whether to poll or to leave that to the users. With the baton."""
-        # Parked: a user polls, or one was active in the last millisecond and may poll again. Polling in that gap would
+        # Parked: a user polls, or one was active a short time ago and may poll again. Polling in that gap would
         # let the loop's thread receive the next message, with a change of threads, and keep the user from polling.
         # Parked for long: the user has been in one `select` since the last look, and nothing waits to be sent; to look
         # each millisecond would only cost processor time.
-        user_polls = self.user_polls
-        parked = self._shared and not self.resumed and (user_polls or time.monotonic() - self.user_seen < TICK)
-        self.parked_long = parked and user_polls and not (self.user_polled or self.unflushed)
+        parked = self._shared and not self.resumed and self.users_are_active
+        self.parked_long = parked and self.user_polls and not (self.user_polled or self.unflushed)
         self.needs_wake = not parked or self.parked_long
         self.user_polled = False
         self.poller.begin_sleep()
@@ -564,18 +589,19 @@ def _wait_for_release(predicate: Callable[[], bool], wakeup: threading.Lock, dea
         left = min(deadline - time.monotonic(), LONGEST)
         if left <= 0:
             return False
-        wakeup.acquire(timeout=left)
+        _sleep(wakeup, left)
     return True
+
+
+@interruptible
+def _sleep(wakeup: threading.Lock, seconds: float) -> None:
+    wakeup.acquire(timeout=seconds)
 
 
 def let_go(lock: Any) -> None:
     """Release an RLock that this thread may own."""
     if is_owned(lock):
         lock.release()
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
 
 
 def _release(lock: threading.Lock) -> None:

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from netq.io.interrupts import interruptible
+
 LONGEST = 1.0  # seconds of one wait, after which signals are handled
 
 
@@ -62,6 +64,11 @@ def _wait_until(predicate: Callable[[], bool], waiter: queue.SimpleQueue[None], 
         left = min(deadline - time.monotonic(), LONGEST)
         if left <= 0:
             return False
-        with contextlib.suppress(queue.Empty):
-            waiter.get(timeout=left)
+        _sleep(waiter, left)
     return True
+
+
+@interruptible
+def _sleep(waiter: queue.SimpleQueue[None], seconds: float) -> None:
+    with contextlib.suppress(queue.Empty):
+        waiter.get(timeout=seconds)

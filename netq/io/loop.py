@@ -56,7 +56,6 @@ class Loop:
         lock: threading.RLock | None = None,
     ) -> None:
         self.baton = Baton(
-            self.call,
             self._run_late,
             shared=shared,
             serve=serve,
@@ -140,13 +139,13 @@ class Loop:
         """Run `function(*args)` when time.monotonic() has reached `when`."""
         return self._timers.add(when, function, args)
 
-    def watch(self, file: socket.socket, events: int, ready: Ready, quick: Callable[[], bool] | None = None) -> None:
+    def watch(self, file: socket.socket, events: int, ready: Ready, *, shared: bool = False) -> None:
         """Run `ready(events)` whenever the socket is ready for any of `events`. Replaces an earlier watch.
 
-        A user's thread that polls runs `quick()` instead, if that is given and the socket can be read. `quick` returns
-        False if it could not do all there was to do.
+        With `shared`, a user's thread that polls runs it, too. What only the loop's thread may do is left to that by
+        `call`, or by `Baton.hand_over` if the socket stays ready.
         """
-        self._poller.watch(file, events, ready, quick)
+        self._poller.watch(file, events, ready, shared=shared)
 
     def forget(self, file: socket.socket) -> None:
         """Stop watching the socket; harmless if it is not watched."""
@@ -201,11 +200,8 @@ class Loop:
         with baton.lock:
             parked, baton.phase = baton.phase is Phase.PARKED, Phase.WORKING
             worked = bool(found or self._calls)
-            # Before anything else: an exception in a user's thread has left this worker in the middle of a step, and
-            # the sockets, timers and calls of this turn may use it.
-            if baton.working_on is not None:
-                worker, baton.working_on = baton.working_on, None
-                worker.repair()
+            if baton.broken is not None:
+                raise baton.broken
             for key, mask in found:
                 if key.data.active:  # neither forgotten nor replaced in this turn
                     key.data.ready(mask)
@@ -254,19 +250,21 @@ class Loop:
             timeout = self._timeout()
             seconds = longest if baton.parked_long else TICK
             woken = baton.park(seconds if timeout is None else min(timeout, seconds))
-            if woken or baton.parked_long or not baton.user_polled or (timeout is not None and timeout < TICK):
+            if woken or baton.parked_long or not baton.users_are_active or (timeout is not None and timeout < TICK):
                 break
-            baton.user_polled = False  # users have polled in this millisecond, and may go on
+            if baton.user_polls and not baton.user_polled:
+                break  # it is in one `select` for longer than a millisecond: the next park may be long
+            baton.user_polled = False
         # Only an asyncio event loop can lead and yet not look at the sockets for long, since a task of its own may
         # compute. After a tenth of a second without a sign of it this thread does one turn in its place.
         late = baton.parked_long and longest == _BUSY and not woken  # the event loop may be busy with other work
         baton.parked_long = False
-        return [] if baton.user_polls and not late else self._poller.select(0)
+        return [] if baton.users_are_active and not (late or baton.resumed) else self._poller.select(0)
 
     @property
     def _is_busy(self) -> bool:
         """Whether there is work that must not wait."""
-        return bool(self._calls) or self.baton.has_deferred or self.baton.working_on is not None
+        return bool(self._calls) or self.baton.has_deferred or self.baton.broken is not None
 
     def _timeout(self) -> float | None:
         """Return the seconds until the next timer or late flush; None if there is neither."""

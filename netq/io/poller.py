@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from netq.io.interrupts import NO_SIGPIPE, suppress
 from netq.io.selector import READ, find, new_selector
-from netq.io.signal_handlers import NO_SIGPIPE, suppress
 
 Ready = Callable[[int], None]
 
@@ -34,13 +34,13 @@ class Ring(Protocol):
 
 
 class Watch:
-    """What to run when a socket is ready: `ready(events)` in the loop's thread, `quick()` in a user's."""
+    """What to run when a socket is ready: `ready(events)`; in a user's thread too, if it is `shared`."""
 
-    __slots__ = ("active", "quick", "ready")
+    __slots__ = ("active", "ready", "shared")
 
-    def __init__(self, ready: Ready, quick: Callable[[], bool] | None) -> None:
+    def __init__(self, ready: Ready, shared: bool) -> None:
         self.ready = ready
-        self.quick = quick
+        self.shared = shared
         self.active = True  # neither replaced nor forgotten
 
 
@@ -56,7 +56,7 @@ class Poller:
         self._sleep = self._woken = 0  # the number of the loop's present sleep, and of the last one that was ended
         for end in (self._waker, self._wakee):
             end.setblocking(False)
-        self.watch(self._wakee, READ, self._drain, self._drain_quickly)
+        self.watch(self._wakee, READ, self._drain, shared=True)
 
     @property
     def is_idle(self) -> bool:
@@ -72,9 +72,9 @@ class Poller:
         """Return the selector's own descriptor."""
         return self._selector.fileno()
 
-    def watch(self, file: socket.socket, events: int, ready: Ready, quick: Callable[[], bool] | None = None) -> None:
+    def watch(self, file: socket.socket, events: int, ready: Ready, *, shared: bool = False) -> None:
         """See Loop.watch."""
-        watch = Watch(ready, quick)
+        watch = Watch(ready, shared)
         before = find(self._selector, file)
         if before is None:
             self._selector.register(file, events, watch)
@@ -117,13 +117,8 @@ class Poller:
         self._waker.close()
 
     def _drain(self, mask: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wakee.recv(4096)
-
-    def _drain_quickly(self) -> bool:
         # A user's thread that was in `select` when the loop's thread began to poll may see a byte for that thread. If
         # it took the byte, the loop's thread would sleep on, and no other byte is sent for that sleep.
-        if self._loop_polls():
-            return False
-        self._drain(READ)
-        return True
+        if not self._loop_polls():
+            with contextlib.suppress(BlockingIOError):
+                self._wakee.recv(4096)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from netq.buffers import Buffer
 from netq.errors import SecurityError
-from netq.io.signal_handlers import NO_SIGPIPE
+from netq.io.interrupts import NO_SIGPIPE
 from netq.security.engine import OVERHEAD, RECORD
 from netq.security.identity import Protection
 from netq.security.tls import Tls

@@ -58,9 +58,8 @@ class Link:
         while self._queued < limit and not self._closed and self._take_segments():
             pass
 
-    def receive(self) -> bool:
-        """Return False: only the thread of the loop receives."""
-        return False
+    def receive(self) -> None:
+        """Do nothing: only the loop's thread receives."""
 
     def keep(self) -> None:
         """Copy what is queued. A link in another loop has copied it already."""

@@ -25,7 +25,7 @@ typedef unsigned long long u64;
 #define NAMES(X)                                                                                                       \
     X(next) X(_position) X(sent) X(lane) X(limit) X(number) X(buffers) X(nbytes) X(append) X(popleft) X(acked)         \
     X(peer) X(small) X(receivers) X(senders) X(arrived) X(owed) X(extend) X(parts) X(claimed) X(held) X(start)         \
-    X(cancelled) X(last) X(messages_in) X(messages_out) X(bytes_in) X(bytes_out)
+    X(cancelled) X(messages_in) X(messages_out) X(bytes_in) X(bytes_out)
 #define DECLARE(name) static PyObject *s_##name;
 NAMES(DECLARE)
 static PyObject *no_data, *no_audience; /* b"", () */
@@ -296,29 +296,25 @@ static int is_whole(const Taking *t, const Header *h)
 static PyObject *make_item(const Taking *t, const Header *h, PyObject *receiver, u64 mark)
 {
     PyObject *body = PyBytes_FromStringAndSize(t->data + t->low + sizeof *h, (Py_ssize_t)h->length);
-    PyObject *number = PyLong_FromUnsignedLongLong(h->number), *at = PyLong_FromUnsignedLongLong(mark), *item = NULL;
-    if (body != NULL && number != NULL && at != NULL)
-        item = PyTuple_Pack(5, t->peer, body, receiver, number, at);
+    PyObject *at = PyLong_FromUnsignedLongLong(mark), *item = NULL;
+    if (body != NULL && at != NULL)
+        item = PyTuple_Pack(4, t->peer, body, receiver, at);
     Py_XDECREF(body);
-    Py_XDECREF(number);
     Py_XDECREF(at);
     return item;
 }
 
 /* Pass the items of `whole` to the session, and count them. */
-static int commit(const Taking *t, PyObject *receiver, PyObject *lane, PyObject *whole, u64 held, u64 start, u64 mark,
-                  u64 size)
+static int commit(const Taking *t, PyObject *receiver, PyObject *lane, PyObject *whole, u64 held, u64 start, u64 size)
 {
-    PyObject *arrived = PyObject_GetAttr(t->session, s_arrived), *owed = NULL, *last = NULL;
+    PyObject *arrived = PyObject_GetAttr(t->session, s_arrived), *owed = NULL;
     int failed = arrived == NULL || drop(PyObject_CallMethodObjArgs(arrived, s_extend, whole, NULL)) ||
                  (owed = PyObject_GetAttr(t->session, s_owed)) == NULL ||
-                 (last = Py_BuildValue("KK", held, mark)) == NULL || PyObject_SetAttr(receiver, s_last, last) ||
                  set_u64(receiver, s_held, held) || set_u64(receiver, s_start, start) ||
                  PyObject_SetItem(owed, lane, receiver) ||
                  add_u64(t->session, s_messages_in, (u64)PyList_Size(whole)) || add_u64(t->session, s_bytes_in, size);
     Py_XDECREF(arrived);
     Py_XDECREF(owed);
-    Py_XDECREF(last);
     return failed ? -1 : 0;
 }
 
@@ -353,7 +349,7 @@ static int take_messages(Taking *t, Header h, PyObject *receiver, PyObject *lane
         memcpy(&h, t->data + t->low, sizeof h);
     }
     count = PyList_Size(whole);
-    failed = failed || (count && commit(t, receiver, lane, whole, held, start, start - cancelled, size));
+    failed = failed || (count && commit(t, receiver, lane, whole, held, start, size));
     Py_DECREF(whole);
     return failed ? -1 : count > 0;
 }

@@ -43,7 +43,6 @@ class ReceiverFields(Protocol):
     cancelled: int
     claimed: int
     parts: list[memoryview]
-    last: tuple[int, int]
 
 
 class SessionFields(Protocol):
@@ -107,8 +106,6 @@ def batch(sender: SenderFields, out: list[Any], small: int, limit: int, source: 
 
     See `Sender.batch`.
     """
-    # A thread may be interrupted anywhere here. `sent` is the truth: each message is appended to it with its number
-    # and position before it leaves `source`, and `Sender.repair` computes the attributes of the sender from it.
     number, position, size = sender.next, sender._position, 0
     sent, lane, most = sender.sent, sender.lane, sender.limit
     while source and size < limit:
@@ -140,7 +137,7 @@ def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
         if message.number > number:
             break
         if message.watched:
-            message.acked()  # before popleft: if this thread is interrupted, it is called once more
+            message.acked()
         else:  # as Outgoing.acked does, without the call
             message.data = b""
             message.held = True
@@ -165,7 +162,7 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
                 break  # a message has begun, or the budget has granted a claim
             held, start, limit = receiver.held, receiver.start, receiver.limit
             mark = start - receiver.cancelled  # see Receiver.item
-            whole: list[tuple[uuid.UUID, bytes, ReceiverFields, int, int]] = []
+            whole: list[tuple[uuid.UUID, bytes, ReceiverFields, int]] = []
             size = 0
             while (
                 kind == _MSG
@@ -180,7 +177,7 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
                 size += length
                 start += length + OVERHEAD
                 mark += length + OVERHEAD
-                whole.append((peer, bytes(data[low + HEADER_SIZE : stop]), receiver, number, mark))
+                whole.append((peer, bytes(data[low + HEADER_SIZE : stop]), receiver, mark))
                 low = stop
                 if high - low < HEADER_SIZE:
                     break
@@ -190,7 +187,6 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
             if not whole:
                 break
             session.arrived.extend(whole)
-            receiver.last = held, mark  # first, because `repair` restores the others from it
             receiver.held, receiver.start = held, start
             session.owed[lane] = receiver
             session.messages_in += len(whole)

@@ -4,7 +4,7 @@ Pure: bytes and the time are arguments, events are return values. The same code 
 made with its link and ends with it; its session outlives it. Owned by one loop.
 
 The table says what the peer may send in each of our states. It is checked at each *header*, before memory is allocated
-or the session is changed. In a user's thread, a small MSG is checked when it is whole.
+or the session is changed.
 
     state     entered when                                      the peer may send
     OPENING   the link is there                                 INI, and to a client FIN(refused)
@@ -156,29 +156,11 @@ class Connection:
             self._finish(events)
         return events
 
-    def read_small(self, data: memoryview, low: int, high: int, now: float) -> int:
-        """Do as `received_small`, in the memory of the link; return where the unprocessed rest begins."""
+    @property
+    def owes(self) -> bool:
+        """Whether a message or an ACK could be sent now."""
         session = self.session
-        reader = self._reader
-        if self._state is not State.OPEN or session is None or reader.frame is not None or not reader.empty:
-            return low
-        self._last_received, self._probed, session.confirmed = now, None, True
-        return session.take_small(data, low, high)
-
-    def buffer_for_small(self) -> memoryview | None:
-        """Return `buffer()` if `received_small` may be used for the next bytes; None if `received` must be."""
-        reader = self._reader
-        return reader.buffer() if self._state is State.OPEN and reader.frame is None else None
-
-    def received_small(self, n: int, now: float) -> bool:
-        """Process the n bytes in `buffer()` as far as they are small messages and ACKs.
-
-        A user's thread may do no more than this, because a signal handler can interrupt it anywhere (see
-        `Session.take_small`). Return False if the loop must call `received(0)` for the rest.
-        """
-        assert self.session is not None
-        self._last_received, self._probed, self.session.confirmed = now, None, True
-        return self._reader.advance_small(n, self.session.small)
+        return session is not None and (bool(session.owed) or session.ready)
 
     def feed(self, packet: memoryview, now: float) -> list[Event]:
         """Process a packet in the link's own memory; return the events, as `received` does."""
@@ -289,10 +271,6 @@ class Connection:
         body = reason.encode()[:REASON]
         self._control = [Frame(Kind.FIN, length=len(body), number=code, body=body).whole()]
 
-    def discard_input(self) -> None:
-        """Discard received bytes that are not processed: the thread that received them was interrupted."""
-        self._reader.reset()
-
     @property
     def arriving(self) -> int:
         """Bytes received of the frame of a message that is being received. In the loop of the link."""
@@ -302,21 +280,12 @@ class Connection:
     def detach(self) -> None:
         """The link is gone: pass what was received of a message to the session."""
         if self.session is not None and not self.closed:
-            self._place_incomplete()
             frame, got = self._reader.incomplete or (None, 0)
             if self.open and frame is not None and frame.kind is Kind.MSG:
                 self.session.interrupted(frame, got)
             self.session.pause()
         self._reader.reset()
         self.state = State.CLOSED
-
-    def _place_incomplete(self) -> None:
-        """Start the body of a small message that `received_small` has left incomplete, so that its bytes are kept."""
-        try:
-            for _ in self._reader.advance(0) if self.open and self._reader.incomplete is None else ():
-                return  # a whole frame: not counted, so the peer sends it again
-        except (ProtocolError, MemoryError):
-            return
 
     # Frames.
 

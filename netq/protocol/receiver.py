@@ -40,8 +40,8 @@ class Receiver:
     `on_wait` is called when a message that has begun has to wait for the budget, and `on_grant` when the budget has
     granted its claim. `request_release` is called by `request_release()`.
 
-    A user's thread may call `count_taken`, `release_due` and `request_release`, one thread at a time. All else belongs
-    to the owner of the session.
+    The user's thread that takes a message sets `taken_room`, and may call `release_due` and `request_release`, one
+    thread at a time. All else belongs to the owner of the session.
     """
 
     def __init__(
@@ -65,15 +65,13 @@ class Receiver:
         # What has been received: the message that comes next is number held + 1.
         self.held = 0  # number of the last whole message
         self.start = 0  # position at which message held + 1 starts
-        self.last = (0, 0)  # number and mark of the last whole message: `repair` restores `held` and `start` from them
         # The message that has begun: number held + 1, of which some bytes are here. 0 and empty if there is none.
         self.size = 0  # bytes that it has in all
         self.partial = 0  # bytes of it received: `partial` of the Cursor
         self.parts: list[memoryview] = []  # memory of its bytes; one view if merged
         self._filled = 0  # bytes received into the last part
-        # What the user has taken. `count_taken` writes the first two, in any thread.
-        self._taken_number = 0  # number of the last message that the user has taken
-        self._taken_room = 0  # positions: used by all messages taken so far; the *mark* of the last one (see `item`)
+        # What the user has taken.
+        self.taken_room = 0  # positions: used by all messages taken so far; the *mark* of the last one (see `item`)
         self.cancelled = 0  # positions: used by all messages cancelled so far, wherever they lie
         # The limit, as a position, and the shares that make it up, in bytes.
         self._window = window  # the most that the lane gets beyond the taken messages, without a claim
@@ -94,7 +92,7 @@ class Receiver:
 
     def announce_limit(self) -> int:
         """Return the limit; it counts as announced."""
-        end = self._taken_room + self.cancelled + self._credit + self._lent
+        end = self.taken_room + self.cancelled + self._credit + self._lent
         if end > self.limit and not (self._unlimited or self.retired):
             self.limit = end
         self.announced = self.limit
@@ -113,7 +111,7 @@ class Receiver:
     @property
     def grant_due(self) -> bool:
         """Whether to announce the limit: it has moved by a quarter of the window, or a message that has begun waits."""
-        freed_room = self._taken_room + self.cancelled
+        freed_room = self.taken_room + self.cancelled
         window = self._credit + self._lent
         limit = self.limit if self._unlimited or self.retired else max(self.limit, freed_room + window)
         grown = limit - self.announced
@@ -122,28 +120,10 @@ class Receiver:
     def item(self, peer: uuid.UUID, data: Stream | bytes) -> Item:
         """Return the inbox entry of the message that has just become whole.
 
-        Its *mark* is the end position of the message, less the positions of cancelled messages before it. `count_taken`
-        works with marks alone: it runs in other threads, while `cancelled` changes in the loop.
+        Its *mark* is the end position of the message, less the positions of cancelled messages before it. Who takes the
+        message sets `taken_room` to it, in any thread, in the order of the messages; `cancelled` changes in the loop.
         """
-        self.last = number, mark = self.held, self.start - self.cancelled
-        return peer, data, self, number, mark
-
-    def repair(self) -> None:
-        """Make the state consistent after an exception interrupted `Session.take_small`."""
-        number, mark = self.last
-        if number >= self.held:
-            self.held, self.start = number, mark + self.cancelled
-
-    def count_taken(self, number: int, mark: int) -> bool:
-        """Count the message of an inbox entry as taken by the user; return False for a duplicate, which is not counted.
-
-        Called in the thread of the user, in the order of the numbers. It frees no room: see `release_due`.
-        """
-        if number <= self._taken_number:
-            return False
-        self._taken_number = number
-        self._taken_room = mark
-        return True
+        return peer, data, self, self.start - self.cancelled
 
     @property
     def release_due(self) -> bool:
@@ -151,7 +131,7 @@ class Receiver:
         if self.claimed or self.retired or self.start + self.size > self.announced:
             return True
         window = self._credit + self._lent
-        return self._taken_room + self.cancelled + window - self.announced >= window // 4
+        return self.taken_room + self.cancelled + window - self.announced >= window // 4
 
     def request_release(self) -> None:
         """Ask the loop to call `Session.release_room`. In any thread."""
@@ -282,7 +262,7 @@ class Receiver:
     @property
     def _freed_room(self) -> int:
         """Positions used by messages that were taken or cancelled: the peer may use as many again."""
-        return self._taken_room + self.cancelled
+        return self.taken_room + self.cancelled
 
     def _claim_rest(self) -> None:
         """Widen the window, and claim the rest of a message that goes beyond it."""
@@ -345,4 +325,4 @@ class Receiver:
             self._recharge()
 
 
-Item: TypeAlias = "tuple[uuid.UUID, Stream | bytes, Receiver, int, int]"  # peer, message, arguments of `count_taken`
+Item: TypeAlias = "tuple[uuid.UUID, Stream | bytes, Receiver, int]"  # peer, message, whose `taken_room`, and its mark

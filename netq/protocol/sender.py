@@ -53,10 +53,6 @@ class Sender:
     """Keeps each message until the peer acknowledges it.
 
     A message gets its number and position when its first byte leaves. Until then it can be removed without a trace.
-
-    A signal handler may interrupt a user's thread anywhere in here by an exception. The link is then dropped, and
-    `repair` makes the state consistent. For that, a message is appended to its new queue before it leaves its old one:
-    it may be in both for a moment, but never in neither.
     """
 
     def __init__(self, lane: int, limit: int) -> None:
@@ -103,11 +99,6 @@ class Sender:
     def idle(self) -> bool:
         """Whether there is nothing to send."""
         return not self.waiting and self.number >= self.next
-
-    def ends_with(self, message: Outgoing) -> bool:
-        """Whether `message` was put last."""
-        last = self.waiting or self.sent
-        return bool(last) and last[-1] is message
 
     def put(self, message: Outgoing) -> None:
         """Queue a message."""
@@ -224,28 +215,6 @@ class Sender:
     def rewind(self) -> None:
         """Send all that is not acknowledged again: the peer has received none of it."""
         self.number, self._offset = self._reached = self._first, 0
-
-    def repair(self) -> None:
-        """Make the state consistent after an exception interrupted `batch`, `chunk` or `acked`."""
-        # The last of `sent` is the truth for all numbers: it was appended there before anything else was changed.
-        sent, waiting = self.sent, self.waiting
-        if sent:
-            last = sent[-1]
-            self.next, self._position = last.number + 1, last.stop
-            last.waits = False
-            if waiting and waiting[0] is last:
-                waiting.popleft()
-        if waiting:
-            waiting[0].number = 0
-            waiting[0].left = False
-        self._withdrawn = self.waiting_bytes = 0
-        for message in waiting:
-            if message.withdrawn:
-                message.waits = False
-                self._withdrawn += 1
-            else:
-                self.waiting_bytes += message.size
-        self.number, self._offset = self.next, 0  # the most that can have left: the peer's cursor says how much has
 
     def unsent(self) -> list[Outgoing]:
         """Return the messages that are not cancelled and of which, as far as is known, no byte has left."""

@@ -134,7 +134,6 @@ class Session:
     def drain(self) -> None:
         """Queue the messages of the outbox."""
         # The first branch is `put` in place, for a lane that exists and a message that `put` would certainly accept.
-        # A message leaves the outbox last: a thread that is interrupted before that leaves it to `repair`.
         outbox, options = self.outbox, self._options
         if not outbox:
             return
@@ -309,10 +308,6 @@ class Session:
 
         It stops at the first frame that is incomplete, that is neither a small whole message nor an ACK, or that is not
         exactly the next expected. `place` and the other methods receive that one, and refuse it if it is illegal.
-
-        A signal handler may interrupt a user's thread anywhere in here by an exception. Messages are therefore added by
-        one `extend` and counted after it. If they are added and not counted, the peer sends them again, and
-        `Receiver.count_taken` finds the duplicates.
         """
         return codec.take(self, data, low, high)
 
@@ -490,17 +485,6 @@ class Session:
         self._apply(greeting)
         for lane, sender in self.senders.items():
             self._count(*sender.resume(cursors[lane]))
-
-    def repair(self) -> None:
-        """Make the state consistent after an exception interrupted a user's thread; the caller must drop the link."""
-        if self.outbox and self._sender(self.outbox[0].lane).ends_with(self.outbox[0]):
-            self.outbox.popleft()
-        if self.outbox:
-            self.outbox[0].number, self.outbox[0].left = 0, False  # `batch` sets both before it moves the message
-        for sender in self.senders.values():
-            sender.repair()
-        for receiver in self.receivers.values():
-            receiver.repair()
 
     def restart(self) -> list[Outgoing]:
         """Start over with a peer that has forgotten the session. Return the messages that had begun to travel.

@@ -256,28 +256,6 @@ class Reader:
             yield frame._replace(body=body) if frame.kind in _CONTROL else frame
         self._compact()
 
-    def advance_small(self, n: int, most: int) -> bool:
-        """Pass n more bytes to `take`; return False if `advance(0)` must process what it has left.
-
-        Bytes that stay for the next call are the begin of a frame that `take` processes when it is whole: a MSG that
-        contains all of a message, of at most `most` bytes.
-        """
-        high = self._high + n
-        low = self.take(self._scratch, self._low, high)
-        if low == high < len(self._scratch):
-            self._low = self._high = 0
-            return True
-        self._low, self._high = low, high
-        left = high - low
-        if left < HEADER_SIZE:
-            self._compact()
-            return True
-        kind, _, _, length, _, size = _HEADER.unpack_from(self._scratch, self._low)
-        if kind != Kind.MSG or length != size or size > most or HEADER_SIZE + length <= left:
-            return False
-        self._compact()
-        return True
-
     def _header(self) -> Frame:
         kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)
         if lane >= LANES or flags not in FLAGS.get(kind, ()):

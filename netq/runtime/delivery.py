@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 from netq.io.baton import is_owned
 from netq.io.condition import deadline_of
-from netq.io.signal_handlers import raised_by_handler
+from netq.io.interrupts import raised_by_handler
 from netq.log import log
 from netq.protocol.codec import Outgoing
 from netq.runtime.undelivered import Undelivered, Unseen

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from netq.errors import Closed, strip_tracebacks
+from netq.io.baton import StepBroken
 from netq.io.condition import Condition
 from netq.io.loop import Loop
 from netq.io.process_end import not_at_end
@@ -94,7 +95,7 @@ class Endpoint:
         self.all_ended = False  # the communicator closes, and has no peers left
         self._end_condition = Condition()  # of the same
         self._unattended = False  # it closes in the background: no thread waits for its end
-        self.ended_by: Closed | None = None  # what ended a client's session for good
+        self.ended_by: Closed | None = None  # what ended a client's session for good, or this communicator by itself
         self.undelivered = Undelivered(self.home)
         for loop in self.loops:
             loop.baton.ledger = self.undelivered
@@ -624,7 +625,7 @@ class Endpoint:
         """Report the end of a session, after its last message came and before the first one of the peer's next."""
         if (end := self.options.events.end) is not None:
             # A receiver of its own, so that the inbox counts the entry as taken, and no session gets room for it.
-            self._inbox.arrived.append((id, end, Receiver(0, CREDIT, self._memories[self.home], merge=True), 1, 0))
+            self._inbox.arrived.append((id, end, Receiver(0, CREDIT, self._memories[self.home], merge=True), 0))
         self._run_event(self.options.events.fin, id)
 
     def _run_event(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
@@ -633,17 +634,20 @@ class Endpoint:
         self.home.baton.defer(_run_event, event, peer)
 
     def _crashed(self, error: BaseException) -> None:
-        """End everything after a loop has ended by a bug, so that no thread waits for it."""
+        """End everything after a loop has ended by a bug or a signal handler, so that no thread waits for it."""
         # The loop that has failed may be `home`. What is called and deferred there runs all the same, when that loop
         # sets `over` (Loop._run). The other loops go on until the user closes.
-        closed = Closed(self.options.id, f"internal error: {error!r}")
+        is_broken = isinstance(error, StepBroken)
+        closed = Closed(self.options.id, str(error) if is_broken else f"internal error: {error!r}")
         closed.__cause__ = error
         self._close_inbox(closed)
+        self.ended_by = closed
         self.closing = True
         for peer in self.peers.values():
             peer.loop.call(peer.end, closed)
         self._finish_closing()
-        log.critical("netq: internal error; the communicator is closed", exc_info=error)
+        what = "a step was interrupted" if is_broken else "internal error"
+        log.critical("netq: %s; the communicator is closed", what, exc_info=error)
 
 
 def _revocation_lists(options: CommunicatorOptions) -> list[RevocationList]:

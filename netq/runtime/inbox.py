@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 
 from netq.errors import Closed
 from netq.io.baton import is_owned, let_go
-from netq.protocol.receiver import Item, Receiver
+from netq.protocol.receiver import Item
 from netq.utils.stream import Stream
 
 _WAIT = 0.05  # seconds for which a thread that puts waits for the lock: longer than a busy interpreter takes
@@ -58,10 +58,8 @@ class Waiter:
 class Inbox:
     """Messages that have come and have not been taken. Any thread may call any method.
 
-    A signal handler may raise anywhere in the main thread, also while it holds the lock. So a message is appended to
-    its new place before it is removed from the old one. A message that is then in both places is given to the user
-    once, because Receiver.count_taken counts it once. The keys are integers: the hash of a UUID is a Python function,
-    and an OrderedDict that is interrupted in it breaks.
+    A step under the lock is not interrupted (netq/io/interrupts.py). The keys are integers: the hash of a UUID is a
+    Python function.
     """
 
     def __init__(self) -> None:
@@ -71,12 +69,10 @@ class Inbox:
         self._holds: set[object] = set()  # while there is one, `arrived` stays as it is
         self.queues: OrderedDict[int, deque[Item]] = OrderedDict()  # by peer; the first is served next
         self._turns: dict[int, int] = {}  # by peer: the number at which it was served last
-        self.consuming: Receiver | None = None  # whose message is being taken: it tells its peer of the room
         # Waiters, and the messages that are reserved for them.
         self.waiters: defaultdict[int, OrderedDict[int, Waiter]] = defaultdict(OrderedDict)  # by peer, then number
         self._numbers = itertools.count(1)
         self._reserved: defaultdict[int, set[Waiter]] = defaultdict(set)  # by peer
-        self.leaving: deque[Waiter] = deque()  # waiters that gave up; any thread may append
         self._polling: dict[object, tuple[int, ...]] = {}  # the peers that threads wait for which poll, by thread
         self.advance: Callable[[tuple[int, ...]], object] = lambda peers: None  # the Endpoint's: gives them memory
         # The peers that messages may come from, and the ones that are closed.
@@ -116,13 +112,9 @@ class Inbox:
         # For a moment only: the collector may run a finalizer on top of the lock's holder that waits for a lock of this
         # thread, such as that of another inbox. A waiter that is not served here looks again within a second.
         try:
-            try:
-                return self.lock.acquire(timeout=_WAIT) and self._serve(self._sort())
-            finally:
-                let_go(self.lock)
-        except BaseException:
-            let_go(self.lock)  # a signal handler may have raised in the `finally`
-            raise
+            return self.lock.acquire(timeout=_WAIT) and self._serve(self._sort())
+        finally:
+            let_go(self.lock)
 
     def expect(self, peer: uuid.UUID) -> None:
         """Expect messages of a peer, for the first time or again."""
@@ -162,7 +154,9 @@ class Inbox:
         with self.lock:
             self._serve(self._sort())
             queue = self.queues.get(peer.int, ())
-            dropped = [item for item in queue if item[1] is not end and item[2].count_taken(item[3], item[4])]
+            dropped = [item for item in queue if item[1] is not end]
+            for _, _, receiver, mark in dropped:
+                receiver.taken_room = mark
             if kept := deque(item for item in queue if item[1] is end):
                 self.queues[peer.int] = kept
             else:
@@ -195,38 +189,27 @@ class Inbox:
                 self._sort()
                 item = self._take_next(tuple([peer.int for peer in peers]), ahead)
             elif arrived:  # one peer and one reader: the message needs no queue
-                # `consume` notes that this number is taken, then the message is removed. After an exception in between
-                # it is still here, and the next `consume` finds its number taken: it is given to the user once.
-                first = arrived[0]
-                self.consuming = first[2]
-                fresh = first[2].count_taken(first[3], first[4])
-                arrived.popleft()
-                if fresh:
-                    item = first
-                else:  # it was there twice
-                    self._sort()
-                    item = self._take_next((), ahead)
+                item = arrived.popleft()
+                item[2].taken_room = item[3]
             if item is None and (error := self._closed_error(tuple([peer.int for peer in peers]))) is not None:
                 raise Closed(error.peer, error.why) from error.__cause__
-        # Without the inbox's lock: this calls the loop, which takes the baton if it has ended. `consuming` is cleared
-        # last, so that `interrupted` tells the peer of the room if an exception comes in between.
         if item is not None and item[2].release_due:
-            item[2].request_release()
-        self.consuming = None
+            item[2].request_release()  # without the lock: it calls the loop, and takes the baton of one that has ended
         return item
 
     def take_more(self, most: int) -> list[Item]:
         """Take up to `most` further messages, if there is no waiter: together, for less than one by one.
 
-        In the order of arrival for each peer. For a thread that no signal handler interrupts.
+        In the order of arrival for each peer.
         """
         found: list[Item] = []
         with self.lock:
             self._sort()
             while self.queues and not (self.waiters or self._reserved) and len(found) < most:
                 peer, queue = next(iter(self.queues.items()))
-                some = [queue.popleft() for _ in range(min(len(queue), most - len(found)))]
-                found += [item for item in some if item[2].count_taken(item[3], item[4])]
+                for _ in range(min(len(queue), most - len(found))):
+                    found.append(item := queue.popleft())
+                    item[2].taken_room = item[3]
                 self._end_turn(peer)
                 if not queue:
                     del self.queues[peer]
@@ -265,18 +248,17 @@ class Inbox:
         self._polling.pop(thread, None)
 
     def is_ready(self, waiter: Waiter) -> bool:
-        """Return whether the waiter may `accept`. Looks again, because an interrupted thread may not have woken it."""
+        """Return whether the waiter may `accept`. Looks again: see `serve_waiters`."""
         if not waiter.ready:
             with self.lock:
                 self._serve(self._sort() | set(waiter.keys or self.queues))
                 self._fail_waiters(*(waiter.keys or (_ANY,)))
         return waiter.ready
 
-    def accept(self, waiter: Waiter) -> Item | None:
+    def accept(self, waiter: Waiter) -> Item:
         """Take the next message of the peer that is reserved for the waiter. Raises Closed if none can come.
 
-        It may be an earlier message than the one that made the waiter ready, if another waiter left or is slower. None
-        means that the message was there twice and is taken already: `enter` again.
+        It may be an earlier message than the one that made the waiter ready, if another waiter left or is slower.
         """
         if waiter.error is not None:
             raise Closed(waiter.error.peer, waiter.error.why) from waiter.error.__cause__
@@ -285,44 +267,46 @@ class Inbox:
             assert peer is not None
             self._give_back(waiter, peer)
             item = self._take(peer)
-        if item is not None and item[2].release_due:
+        if item[2].release_due:
             item[2].request_release()
-        self.consuming = None
         return item
 
-    def leave(self, waiter: Waiter) -> None:
-        """Stop waiting; a message that was reserved and not accepted is the next for others. Harmless afterwards.
-
-        Appending the waiter to `leaving` is enough, and cannot be interrupted: the next thread here removes it.
-        """
-        self.leaving.append(waiter)
-        self.drop_leaving()
-
-    def drop_leaving(self) -> None:
-        """Remove the waiters in `leaving`."""
+    def put_back(self, item: Item) -> None:
+        """Make a message that was taken the next of its peer again: the wait for it was broken off."""
         with self.lock:
-            self._serve(self._sort())
+            self._sort()
+            peer = item[0].int
+            if peer not in self.queues:
+                self.queues[peer] = deque()
+                self._turns[peer] = next(self._numbers)
+            self.queues[peer].appendleft(item)
+            self._serve({peer})
 
-    def interrupted(self) -> None:
-        """After an exception out of `take_now` or `accept`: tell the peer of the message that was taken."""
-        receiver, self.consuming = self.consuming, None
-        if receiver is not None:
-            receiver.request_release()
+    def leave(self, waiter: Waiter) -> None:
+        """Stop waiting; a message that was reserved and not accepted is the next for others. Harmless afterwards."""
+        # The reservation has cost the peer its turn, and nothing was taken. So the peer is the next again: its message
+        # would otherwise wait for a turn of all others, each time that a wait is broken off. Each number is below all
+        # before it, so the peer whose message came back last is the first.
+        with self.lock:
+            ready = self._sort()
+            self._remove(waiter)
+            peer = waiter.reserved
+            if peer is not None:
+                self._give_back(waiter, peer)
+                if self.queues.get(peer):
+                    self.queues.move_to_end(peer, last=False)
+                    self._turns[peer] = -next(self._numbers)
+                ready.add(peer)
+            self._serve(ready)
 
     # Under the lock.
 
     def _sort(self) -> set[int]:
         """Move what has arrived into the queues; return the peers that it came from."""
-        # In both loops an entry is removed after it was handled. An exception in between leaves it in place, and the
-        # next thread handles it again: `_cancel` is harmless for a waiter that has left, and a message that is in the
-        # queue twice is given to the user once (`_take`).
         arrived, queues = self.arrived, self.queues
         peers: set[int] = set()
-        while self.leaving:
-            self._cancel(self.leaving[0])
-            self.leaving.popleft()
         while arrived and not self._holds:
-            item = arrived[0]
+            item = arrived.popleft()
             peer = item[0].int
             queue = queues.get(peer)
             if queue is None:
@@ -330,47 +314,24 @@ class Inbox:
                 self._turns[peer] = next(self._numbers)
             else:
                 queue.append(item)
-            arrived.popleft()
             peers.add(peer)
         return peers
-
-    def _cancel(self, waiter: Waiter) -> None:
-        # The reservation has cost the peer its turn, and nothing was taken. So the peer is the next again: its message
-        # would otherwise wait for a turn of all others, each time that a wait is broken off. Each number is below all
-        # before it, so the peer whose message came back last is the first.
-        self._remove(waiter)
-        peer = waiter.reserved
-        if peer is not None:
-            self._give_back(waiter, peer)
-            if self.queues.get(peer):
-                self.queues.move_to_end(peer, last=False)
-                self._turns[peer] = -next(self._numbers)
-            self._serve({peer})
 
     def _take_next(self, keys: tuple[int, ...], ahead: bool) -> Item | None:
         # A thread that calls `get` now comes behind the waiters. One that has polled was there before they came.
         if self.waiters and not ahead:
             self._serve(self.queues)
-        item = None
-        while item is None and (peer := self._next_peer(keys)) is not None:
-            item = self._take(peer)
+        peer = self._next_peer(keys)
+        item = None if peer is None else self._take(peer)
         if self.waiters and ahead:
             self._serve(self.queues)
         return item
 
-    def _take(self, peer: int) -> Item | None:
-        """Take the next message of a peer, and move the peer to the end of the turns. None if there is no message."""
-        queue = self.queues.get(peer)
-        if queue is None:
-            return None
-        found = None
-        while queue:
-            item = queue[0]
-            fresh = self._consume(item)
-            queue.popleft()
-            if fresh:
-                found = item
-                break
+    def _take(self, peer: int) -> Item:
+        """Take the next message of a peer that has one, and move the peer to the end of the turns."""
+        queue = self.queues[peer]
+        item = queue.popleft()
+        item[2].taken_room = item[3]
         self._end_turn(peer)
         if not queue:
             del self.queues[peer]
@@ -379,12 +340,7 @@ class Inbox:
                 self._fail_waiters(peer)
             if self._closed and not self.queues:
                 self._fail_waiters(_ANY)
-        return found
-
-    def _consume(self, item: Item) -> bool:
-        """Count a message as taken, before it is removed; return False if it was counted before: it is here twice."""
-        self.consuming = item[2]
-        return item[2].count_taken(item[3], item[4])
+        return item
 
     def _end_turn(self, peer: int) -> None:
         if peer in self.queues:

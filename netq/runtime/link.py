@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from netq.io.baton import Worker
+from netq.io.interrupts import raised_by_handler
 from netq.io.loop import Loop
-from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event
@@ -35,8 +35,8 @@ class Link(Protocol):
     def flush(self) -> None:
         """Send what the connection has to send: now what can be sent without waiting, and the rest later."""
 
-    def receive(self) -> bool:
-        """Receive what a user's thread may (Connection.received_small); return False if the loop's must go on."""
+    def receive(self) -> None:
+        """Receive what has come, and send nothing."""
 
     def keep(self) -> None:
         """Copy what was taken from the connection and not sent yet: the user gets its memory back."""
@@ -90,8 +90,8 @@ def certificates_of(link: Link) -> tuple[Certificate, ...]:
 def fail(loop: Loop, lose: Callable[[Exception], object], error: Exception) -> None:
     """Run a link's `lose(error)` in its loop's thread: now if this is that thread, else soon.
 
-    In a user's thread, the error may come from a signal handler of the user, which ran during a system call. It
-    is not the link's then: raise it, and let the loop repair what was interrupted.
+    In a user's thread, the error may come from a signal handler of the user, which ran during a system call. It is not
+    the link's then: raise it.
     """
     if loop.is_own:
         lose(error)

@@ -147,29 +147,27 @@ class Peer:
     def post(self, message: Outgoing) -> None:
         """Queue a message and send it: in this thread if possible, or later together with others. In any thread.
 
-        There are three ways out of here. A message behind others that already wait is sent with those. One that this
-        thread may not send (a large one, or a link that is not inline) goes to the loop's thread. One behind several
-        unacknowledged messages, or to several peers, waits for more: until an ACK comes, a user waits, or a millisecond
-        has passed. Any other is sent here and now, if the baton is free.
+        A message behind others that already wait is sent with those. A small one behind several unacknowledged ones, or
+        to several peers, waits for more: until an ACK comes, a user waits, or a millisecond has passed. Any other is
+        sent here and now, as much of it as the socket takes, if the baton is free and the link is inline.
         """
         # First the append, then the look into `unflushed`, without the baton. A flush removes its entry there, and then
         # takes the outbox. So an entry that is still seen belongs to a flush that will find this message.
         session, baton = self.session, self.baton
         outbox = session.outbox
         outbox.append(message)
-        if 1 < len(outbox) < _MANY and self in baton.unflushed and not baton.needs_wake and message.size <= SMALL:
+        is_small = message.size <= SMALL
+        if 1 < len(outbox) < _MANY and is_small and self in baton.unflushed and not baton.needs_wake:
             return  # it is sent with those before it
-        if not self.inline or message.size > SMALL:
+        if is_small and len(outbox) < _MANY and self.inline:
+            sender = session.senders.get(session.unordered if message.lane == ANY_LANE else message.lane)
+            if message.audience or (sender is not None and len(sender.sent) >= _FEW):
+                baton.flush_later(self)
+                return
+        if not (self.inline and baton.try_run(self._exchange)):
             baton.flush_soon(self)
-            if len(outbox) >= _YIELD_FROM:
-                give_way()
-            return
-        sender = session.senders.get(session.unordered if message.lane == ANY_LANE else message.lane)
-        waits = message.audience or (sender is not None and len(sender.sent) >= _FEW)
-        if waits and len(outbox) < _MANY:
-            baton.flush_later(self)
-        elif not baton.try_run(self, self._exchange):
-            baton.flush_soon(self)
+        if len(outbox) >= _YIELD_FROM:
+            give_way()
 
     @property
     def inline(self) -> bool:
@@ -181,13 +179,15 @@ class Peer:
         """Send what waits. After a large batch, also receive: a thread that only puts takes its ACKs itself."""
         # Otherwise the loop's thread would have to take the ACKs, which means a change of threads for each batch. And
         # what comes with the ACKs may be a message for the thread that polls, so that one is woken.
-        link = self.link
+        link, session = self.link, self.session
         if link is None or not link.inline:  # lost meanwhile
             self.baton.flush_soon(self)
             return
-        many = len(self.session.outbox) >= _MANY
+        many = len(session.outbox) >= _MANY
         self.baton.unflushed.pop(self, None)
         link.flush()
+        if session.outbox:  # the socket is full
+            self._drain()
         if many:
             link.receive()
             self.baton.wake_poller()
@@ -200,18 +200,6 @@ class Peer:
             self._flush_soon()
         elif self.link is not None:
             self.link.flush()
-
-    def repair(self) -> None:
-        """Replace the link, because a signal handler interrupted a user's thread that sent or received on it."""
-        # It is unknown how many bytes the interrupted thread has sent or received, so this link cannot be used any
-        # more. The session recomputes what it can, and the peer's INI on the next link says the rest. Input is
-        # discarded first: `detach` would count a message in it as begun, and the interrupted step may have taken that
-        # already.
-        self.session.repair()
-        if (link := self.link) is not None:
-            link.connection.discard_input()
-            self.detach(link, Interrupted("a signal handler has interrupted what was being sent or received"))
-            link.close()
 
     def withdraw(self, message: Outgoing) -> None:
         """Free the memory of a cancelled message, and tell the peer if its first byte has left."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import select
 
-from netq.io.signal_handlers import suppress
+from netq.io.interrupts import suppress
 
 _RINGS = 2**63  # more than can be rung
 

@@ -24,7 +24,7 @@ import struct
 from typing import NamedTuple
 
 from netq.errors import ProtocolError
-from netq.io.signal_handlers import suppress
+from netq.io.interrupts import suppress
 from netq.shm import memfd
 from netq.shm.fence import make_fence
 from netq.shm.ring import Reader, Writer

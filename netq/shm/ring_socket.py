@@ -26,7 +26,7 @@ from typing import Self
 
 from netq.buffers import Buffer
 from netq.errors import ProtocolError
-from netq.io.signal_handlers import suppress
+from netq.io.interrupts import suppress
 from netq.shm import rendezvous
 from netq.shm.control import RING_SIZE, ControlSocket
 from netq.shm.refusals import RefusalLog

@@ -14,7 +14,7 @@ import socket
 from typing import NamedTuple
 
 from netq.errors import ProtocolError
-from netq.io.signal_handlers import suppress
+from netq.io.interrupts import suppress
 from netq.shm import bell
 from netq.shm.control import REFUSED, RING_SOCKET, ControlSocket, Packet, RingPair, accept_rings, offer_rings
 

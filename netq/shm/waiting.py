@@ -19,7 +19,7 @@ import select
 import time
 from collections.abc import Callable
 
-from netq.io.signal_handlers import suppress
+from netq.io.interrupts import suppress
 from netq.shm import bell
 from netq.shm.control import REFUSED, ControlSocket
 from netq.shm.ring import Reader, Writer

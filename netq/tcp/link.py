@@ -1,7 +1,8 @@
 """A link over TCP: moves the bytes of one Connection through one socket.
 
-Owned by a loop; it never waits and never retries. Where it is `inline`, a user's thread that holds the loop's baton
-calls `flush` and `receive` too (netq/runtime/link.py).
+Owned by a loop; it never waits and never retries. A user's thread that holds the loop's baton sends and receives as the
+loop's thread does, messages of every size. What only the loop's thread may do it leaves to that: a handshake, the
+events of a connection, errors, the end of the link.
 
     connection.to_send ──► _unsent ──► stream.send ──► the socket's queue ──► peer
     peer ──► stream.recv_into ──► connection.buffer ──► connection.received ──► listener.deliver
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import socket
 import struct
 import sys
@@ -25,14 +27,15 @@ from netq.io.selector import READ, WRITE
 from netq.io.sockets import ByteStream, tune
 from netq.io.timers import Timer
 from netq.protocol.connection import Connection, State
+from netq.protocol.events import Event
 from netq.runtime.link import LinkListener, fail
 from netq.security.identity import Protection
 from netq.tcp.send_batch import MAX_BATCH, SendBatch
 
 _SMALL = 68 * 1024  # bytes: up to here, a small message and ACKs, one copy costs less than a vector of buffers
-_INLINE_READS = 6  # reads by a user's thread in one call: five TLS records have 64 KiB; the loop does the rest
 _READS = 64  # reads in one turn, at most: the bound where the clock of processor time is coarse
 _WRITES = 4  # batches in one turn, so that the other links of the loop have theirs
+_INLINE_WRITES = 64  # batches of a user's thread in one call, after which the loop's thread goes on
 _SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes in the queue that were not sent once
 _CLOSE_TIMEOUT = 1.0  # seconds to wait for the peer's end of the connection after ours
 _UNANSWERED = (
@@ -56,7 +59,7 @@ class Link:
         # Threads and events: which threads may work on the link, and what the loop watches for it.
         self._loop = loop
         self._baton = loop.baton
-        self.inline = True  # False while the socket is full
+        self.inline = True
         self._interest = 0
         self._scheduled = 0  # events for which `_run_scheduled` is in the loop's queue
         # Sending.
@@ -69,8 +72,7 @@ class Link:
         # Receiving.
         self._receive_size = ReceiveSize()
         self._received_any = False  # whether the connection has had any bytes: with TLS, the handshake is over
-        self._read_little = False  # the last turn's reads were one short read
-        self._unparsed = False  # a user's thread left bytes in the connection's buffer to be parsed
+        self._events: list[Event] = []  # that a user's thread has left to the loop's thread
         # The end of the link.
         self._closing = self._ended = False  # `close` was called; the socket is closed
         self._close_timer: Timer | None = None
@@ -94,49 +96,10 @@ class Link:
             except (OSError, SecurityError) as error:
                 fail(self._loop, self._lose, error)
 
-    def receive(self) -> bool:
-        """Receive small messages and ACKs in a user's thread; return False if the loop's thread has to continue.
-
-        A user's thread does only what is short and cannot block: frames that fit into the connection's small buffer. It
-        leaves the rest of a large message, errors and the end of the connection to the loop's thread.
-        """
-        # Bytes that wait for the loop's thread (`_scheduled`, `_unparsed`) come before all that this thread could read.
-        # `working_on` is set from the first read on and cleared only at the normal end: an exception of a signal
-        # handler in between leaves bytes that are out of the socket and in no session, and the loop's thread replaces
-        # the link.
-        connection, baton, stream, peer = self.connection, self._baton, self._stream, self.peer
-        if peer is None or self._closing or self._ended or self._scheduled or self._unparsed:
-            return False
-        baton.working_on = peer
-        done, n = True, 0
-        try:
-            for _ in range(_INLINE_READS):
-                if (buffer := connection.buffer_for_small()) is None:
-                    done = False  # the loop's thread continues the message that has begun
-                    break
-                n = stream.recv_into(buffer)
-                if not n:
-                    done = False  # the end of the stream: the loop's thread will read it again
-                    break
-                self._received_any = True
-                done = connection.received_small(n, time.monotonic())
-                if not (done and stream.more):
-                    break
-            # No selector reports what is already in the connection's buffer, or in a TLS layer. So a turn
-            # of the loop's thread is scheduled for that; what is still in the socket its selector reports.
-            if n and (not done or (stream.more and stream.hides)):
-                self._unparsed = True
-                self._schedule(READ)
-        except BlockingIOError:
-            pass
-        except (OSError, SecurityError) as error:
-            fail(self._loop, self._lose, error)
-        # Not sent here: the user has just got a message, and its answer, which often follows, carries the ACK.
-        session = connection.session
-        if session is not None and (session.owed or session.ready):
-            baton.flush_later(peer)
-        baton.working_on = None
-        return done
+    def receive(self) -> None:
+        """Receive what has come, without sending: see `Peer._exchange`."""
+        if self.peer is not None and not (self._ended or self._closing or self._scheduled):
+            self._guarded(self._receive)
 
     def keep(self) -> None:
         """Replace what is unsent, one batch at most, by a copy."""
@@ -169,7 +132,7 @@ class Link:
         # still queued in the old loop finds that the link has left (`_run_scheduled`), so this queues another.
         self._loop.forget(self._stream.sock)
         self._loop, self._baton, events = loop, loop.baton, self._interest
-        loop.call(loop.watch, self._stream.sock, events, self._ready, self.receive)
+        loop.call(functools.partial(loop.watch, self._stream.sock, events, self._ready, shared=True))
         if self._scheduled:
             loop.call(self._run_scheduled, loop)
 
@@ -182,6 +145,9 @@ class Link:
     def _run_scheduled(self, loop: Loop) -> None:
         if loop is self._loop and not self._ended:  # else it moved to another loop meanwhile
             events, self._scheduled = self._scheduled, 0
+            if self._events:
+                found, self._events = self._events, []
+                self._listener.deliver(self, found)
             if events & WRITE:
                 self._ready(0)
             if events & READ and not self._ended:
@@ -190,37 +156,44 @@ class Link:
     def _ready(self, mask: int) -> None:
         # With READ scheduled, this link has had its turn of receiving and continues behind the other links. The
         # selector reports it all the same, and reading now would give it two turns for each one of theirs.
+        is_own = self._loop.is_own
+        if not is_own and (self._scheduled or self._closing or self.peer is None or not self.connection.open):
+            self._baton.hand_over()
+            return
         if mask & READ & ~self._scheduled:
             self._guarded(self._discard if self._closing else self._receive)
         if self._ended:
             return
         if mask & WRITE:
             self._watch(READ)
-        if mask & READ and self.peer is not None and self._read_little and self._baton.reply_expected:
-            self._baton.flush_later_from_loop(self.peer)  # the reply will carry the ACK
+        elif mask and self.peer is not None and (self._baton.reply_expected if is_own else not self._scheduled):
+            # The ACK travels with the user's answer, which often follows. Otherwise it leaves when this thread waits
+            # again, or after a millisecond.
+            if self.connection.owes:
+                self._baton.flush_later_from_loop(self.peer)
             return
         self._guarded(self._send)
         if self._closing and not self._ended:
             self._guarded(self._finish)
 
     def _receive(self) -> None:
-        if self._unparsed:
-            self._unparsed = False
-            self._process(0)
-            if self._closing or self._ended:
-                return
         # Read until the socket is empty or the turn's budget is spent. The budget is processor time, not wall time, so
         # that other processes on a busy machine do not shrink the reads. The first read of a turn is not measured: for
         # most messages it is the only one, and the clock costs as much as parsing a small frame.
+        stream, connection = self._stream, self.connection
         begin = now = 0.0
-        for count in range(_READS):
-            n = self._stream.recv_into(self.connection.buffer()[: self._receive_size.size])
+        for _ in range(_READS):
+            n = stream.recv_into(connection.buffer()[: self._receive_size.size])
             if n == 0:
                 raise ConnectionResetError("the peer hung up" if self._received_any else _UNANSWERED)
             self._received_any = True
-            self._read_little = not count and n <= _SMALL
-            self._process(n)
-            if self._closing or not self._stream.more:
+            if events := connection.received(n, time.monotonic()):
+                if not self._loop.is_own:
+                    self._events = events  # they are for the loop's thread, and so is all that follows
+                    self._schedule(READ)
+                    return
+                self._listener.deliver(self, events)
+            if self._closing or not stream.more:
                 return
             if not begin:
                 begin = now = time.thread_time()
@@ -229,11 +202,9 @@ class Link:
             self._receive_size.record(n, now - before)
             if now - begin > self._receive_size.turn_budget:
                 break
-        self._schedule(READ)
-
-    def _process(self, n: int) -> None:
-        if events := self.connection.received(n, time.monotonic()):
-            self._listener.deliver(self, events)
+        # A user's thread leaves what is still in the socket to the selector. Bytes in a TLS layer no selector reports.
+        if stream.hides or self._loop.is_own:
+            self._schedule(READ)
 
     def _send(self) -> None:
         stream, batch, enough = self._stream, self._batch, False
@@ -242,7 +213,7 @@ class Link:
         # Take a batch from the session, hand it to the socket, and repeat. Stop when the session has no more, the share
         # of the turn is used, or the socket is full: it did not take all (`blocked`) or a batch waits in it (`enough`).
         # A full socket starts or ends a measurement of the link's rate (netq/tcp/send_batch.py).
-        for _ in range(_WRITES):
+        for _ in range(_WRITES if self._loop.is_own else _INLINE_WRITES):
             if enough or ((stream.blocked or stream.hides) and not stream.push()):
                 break
             if not self._unsent:
@@ -325,6 +296,8 @@ class Link:
             pass
         except (OSError, SecurityError) as error:
             fail(self._loop, self._lose, error)
+            if not self._loop.is_own:
+                self._baton.hand_over()  # or this thread would find the same error until the loop's thread has run
 
     def _lose(self, error: Exception) -> None:
         if self._ended:
@@ -344,12 +317,10 @@ class Link:
             self._stream.sock.close()
 
     def _watch(self, events: int) -> None:
-        # A full socket is the loop's business alone: it watches for WRITE, and `flush` does nothing until then. Users'
-        # threads would find it full with each `put`.
+        # While the socket is full, the thread that polls watches for WRITE, and `flush` does nothing until then.
         if events != self._interest:
             self._interest = events
-            self.inline = not events & WRITE
-            self._loop.watch(self._stream.sock, events, self._ready, self.receive)
+            self._loop.watch(self._stream.sock, events, self._ready, shared=True)
 
 
 def _unsent_bytes(sock: socket.socket) -> int:

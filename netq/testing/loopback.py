@@ -43,9 +43,8 @@ class Link:
         while self.other and (buffers := self.connection.to_send(_BATCH, time.monotonic())):
             self.other._call(self.other._receive, buffers)
 
-    def receive(self) -> bool:
-        """Return False: only the loop's thread receives."""
-        return False
+    def receive(self) -> None:
+        """Do nothing: only the loop's thread receives."""
 
     def keep(self) -> None:
         """Do nothing: there are no unsent bytes here."""

@@ -120,8 +120,8 @@ class LossyPair:
     def take(self, end: End, count: int | None = None) -> None:
         """Take the `count` oldest messages (None: all), which extends the sender's credit."""
         for _ in range(len(end.untaken) if count is None else min(count, len(end.untaken))):
-            _, _, receiver, number, mark = end.untaken.popleft()
-            receiver.count_taken(number, mark)
+            _, _, receiver, mark = end.untaken.popleft()
+            receiver.taken_room = mark
             if end.session is not None:
                 end.session.release_room(receiver)
 

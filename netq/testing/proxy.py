@@ -119,12 +119,20 @@ class Proxy:
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:  # a bug in one link ends the proxy with its error
-            while True:
-                near, _ = await self._loop.sock_accept(self._listener)
-                link = _Link(self, near)
-                task = tasks.create_task(link.carry(self.upstream))
-                self._links[task] = link
-                task.add_done_callback(self._forget)
+            # Not by `sock_accept`: if that is cancelled in the turn in which a connection comes, nobody closes it.
+            self._loop.add_reader(self._listener, self._accept, tasks)
+            try:
+                await self._loop.create_future()
+            finally:
+                self._loop.remove_reader(self._listener)
+
+    def _accept(self, tasks: asyncio.TaskGroup) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # the client has hung up
+            near, _ = self._listener.accept()
+            link = _Link(self, near)
+            task = tasks.create_task(link.carry(self.upstream))
+            self._links[task] = link
+            task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._links.pop(task).close()

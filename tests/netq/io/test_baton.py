@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import queue
+import signal
 import socket
 import threading
 import time
@@ -12,30 +14,25 @@ from typing import Any
 
 import pytest
 
-from netq.io.baton import Phase
+from netq.io.baton import Phase, StepBroken
 from netq.io.loop import Loop
 from netq.io.selector import READ
 from tests.netq.io.stage import LIMIT, Stage
 
 
 class Output:
-    """Something that users' threads may work on, and which threads have flushed and repaired it."""
+    """Something that users' threads may work on, and which threads have flushed it."""
 
     inline = True
 
     def __init__(self, loop: Loop) -> None:
         self.flushed: queue.SimpleQueue[bool] = queue.SimpleQueue()  # in the loop's thread?
-        self.repaired: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._loop = loop
 
     def flush(self) -> None:
         self._loop.baton.unflushed.pop(self, None)
         assert self._loop.baton.lock._is_owned()  # type: ignore[attr-defined]
         self.flushed.put(self._loop.is_own)
-
-    def repair(self) -> None:
-        assert self._loop.baton.lock._is_owned()  # type: ignore[attr-defined]
-        self.repaired.put(self._loop.is_own)
 
 
 class Surprised(Loop):
@@ -79,9 +76,9 @@ def shared() -> Iterator[Stage]:
     assert stage.crashes.empty()
 
 
-def run_on(loop: Loop, function: Callable[[], object], output: Output | None = None) -> None:
+def run_on(loop: Loop, function: Callable[[], object]) -> None:
     """Take a step as soon as the loop rests."""
-    while not loop.baton.try_run(output or Output(loop), function):
+    while not loop.baton.try_run(function):
         pass
 
 
@@ -98,43 +95,47 @@ def lead(loop: Loop, come: Callable[[], bool]) -> None:
 def test_try_run_runs_here_and_now_with_the_baton(shared: Stage) -> None:
     found: list[tuple[bool, bool, bool]] = []
     loop = shared.loop
-    run_on(loop, lambda: found.append((loop.is_own, loop.is_current, loop.baton.try_run(Output(loop), int))))
+    run_on(loop, lambda: found.append((loop.is_own, loop.is_current, loop.baton.try_run(int))))
     assert found == [(False, True, False)], "the second is one too many"
     assert not loop.is_current
 
 
 def test_try_run_refuses_where_it_is_not_allowed(stage: Stage, shared: Stage) -> None:
-    output = Output(stage.loop)
     stage.rest()
-    assert not stage.loop.baton.try_run(output, int), "it is not shared"
-    assert shared.loop.ask(lambda: shared.loop.baton.try_run(output, int)) is False, "it is at work"
+    assert not stage.loop.baton.try_run(int), "it is not shared"
+    assert shared.loop.ask(lambda: shared.loop.baton.try_run(int)) is False, "it is at work"
     with shared.loop.baton.lock:
-        assert not shared.loop.baton.try_run(output, int), "as in a signal handler"
+        assert not shared.loop.baton.try_run(int), "as in a signal handler"
 
 
-def test_an_interrupted_try_run_is_repaired_by_the_loop(shared: Stage) -> None:
-    loop, output = shared.loop, Output(shared.loop)
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_on(loop, interrupted, output)
-    assert output.repaired.get(timeout=LIMIT) is True
-    run_on(loop, int)
-    assert loop.baton.working_on is None
-    assert output.repaired.empty()
+def handler(number: int, frame: object) -> None:
+    raise Alarm
 
 
-def test_a_failing_try_run_is_a_crash() -> None:
+class Alarm(Exception):
+    pass
+
+
+@pytest.mark.parametrize("act", [lambda: 1 // 0, lambda: signal.raise_signal(signal.SIGUSR1)], ids=["bug", "handler"])
+def test_an_exception_in_a_step_ends_the_loop(act: Callable[[], object]) -> None:
     stage = Stage(shared=True)
     loop = stage.loop
     loop.start()
-    with pytest.raises(ZeroDivisionError):
-        run_on(loop, lambda: 1 // 0)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises((ZeroDivisionError, Alarm)) as raised:
+            run_on(loop, act)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     loop.join()
-    assert isinstance(stage.crashes.get(timeout=LIMIT), ZeroDivisionError)
-    assert not loop.baton.try_run(Output(loop), int)
+    error = stage.crashes.get(timeout=LIMIT)
+    if raised.type is Alarm:
+        assert isinstance(error, StepBroken) and error.__cause__ is raised.value
+        assert "a signal handler has raised Alarm in the middle of a step" in str(error)
+        assert "netq.outside_steps(handler)" in str(error)
+    else:
+        assert error is raised.value
+    assert not loop.baton.try_run(int)
 
 
 @pytest.mark.parametrize("how", ["flush_later", "flush_soon"])
@@ -215,13 +216,13 @@ def test_a_polling_user_leaves_the_rest_to_the_loop(
         except BlockingIOError:  # the other was faster
             return b""
 
-    def quick() -> bool:
-        if take(socket.MSG_PEEK) == b"s":
-            return False
-        taken.append((take(), loop.is_own))
-        return True
+    def ready(mask: int) -> None:
+        if loop.is_own or take(socket.MSG_PEEK) != b"s":
+            taken.append((take(), loop.is_own))
+        else:
+            loop.baton.hand_over()
 
-    loop.ask(loop.watch, one, READ, lambda mask: taken.append((take(), loop.is_own)), quick)
+    loop.ask(functools.partial(loop.watch, one, READ, ready, shared=True))
     with ThreadPoolExecutor(1) as threads:
         for _ in range(50):
             for data in (b"q", b"s"):
@@ -244,7 +245,7 @@ def test_a_polling_user_leaves_the_wake_up_to_a_polling_loop() -> None:
     loop.call(int)  # by another thread, while a user is in the selector since the loop was parked
     (key,) = loop._poller._selector.get_map().values()
     with loop.baton.lock:
-        loop.baton._run_quick([(key, READ)], None)
+        loop.baton._work([(key, READ)], None)
     left = [found.fileobj is loop._poller._wakee for found, _ in loop._poller.select(0)]
     loop.end()
     assert left == [True]

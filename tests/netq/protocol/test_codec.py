@@ -106,8 +106,8 @@ def seen(session: Session, messages: list[Any]) -> list[object]:
     """All that `take` may change."""
     receivers = session.receivers.values()
     return [
-        [(peer, data, receiver.lane, number, mark) for peer, data, receiver, number, mark in session.arrived],
-        [(r.held, r.start, r.last, r.limit, r.partial) for r in receivers],
+        [(peer, data, receiver.lane, mark) for peer, data, receiver, mark in session.arrived],
+        [(r.held, r.start, r.limit, r.partial) for r in receivers],
         list(session.owed),
         (session.messages_in, session.bytes_in, session.messages_out, session.bytes_out),
         [(len(s.sent), s.limit, s.number, s.next) for s in session.senders.values()],

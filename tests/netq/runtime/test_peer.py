@@ -33,8 +33,9 @@ class ALoop:
     def call(self, function: Callable[..., object], *args: object) -> None:
         self.asked.append("call")
 
-    def try_run(self, worker: Peer, function: Callable[[], object]) -> bool:
+    def try_run(self, function: Callable[[], object]) -> bool:
         self.asked.append("try_run")
+        worker = cast(Any, function).__self__
         self.unflushed.pop(worker, None)
         for sender in worker.session.senders.values():
             sender.sent.extend(worker.session.outbox)
@@ -105,7 +106,7 @@ def test_messages_behind_unacknowledged_ones_wait_for_more(peer: Peer, loop: ALo
 def test_a_loop_parked_for_long_is_woken_each_time(peer: Peer, loop: ALoop) -> None:
     post(peer, 4)
     loop.asked.clear()
-    loop.needs_wake = True  # or a signal handler's exception, before the first of them wakes it, would leave it asleep
+    loop.needs_wake = True  # another thread may not have woken it yet
     post(peer, 3)
     assert loop.asked == ["flush_later"] * 3
 
@@ -119,13 +120,10 @@ def test_a_message_to_several_peers_waits_for_more(peer: Peer, loop: ALoop) -> N
 
 
 @pytest.mark.parametrize("audience", [(), (uuid.uuid4(), uuid.uuid4())], ids=["one", "several"])
-def test_the_loops_thread_sends_large_messages(peer: Peer, loop: ALoop, audience: tuple[uuid.UUID, ...]) -> None:
+def test_a_large_message_leaves_at_once(peer: Peer, loop: ALoop, audience: tuple[uuid.UUID, ...]) -> None:
+    post(peer, 4)
+    loop.asked.clear()
     post(peer, data=bytes(LARGEST_SMALL + 1), audience=audience)
-    assert loop.asked == ["flush_soon"]
-
-
-def test_users_threads_send_64_kib_of_data(peer: Peer, loop: ALoop) -> None:
-    post(peer, data=bytes(64 * 1024 + 200))
     assert loop.asked == ["try_run"]
 
 
