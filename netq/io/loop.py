@@ -253,8 +253,8 @@ class Loop:
             woken = baton.park(seconds if timeout is None else min(timeout, seconds))
             if woken or baton.parked_long or not baton.users_are_active or (timeout is not None and timeout < TICK):
                 break
-            # A long park has to be ended when the user goes on with other work, which costs a change of threads. So only
-            # a user that waits for some milliseconds in one `select` makes the next park long.
+            # A long park has to be ended when the user goes on with other work, which costs a change of threads. So
+            # only a user that waits for some milliseconds in one `select` makes the next park long.
             quiet = quiet + 1 if baton.user_polls and not baton.user_polled else 0
             if quiet >= _QUIET_TICKS:
                 break

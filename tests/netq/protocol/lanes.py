@@ -25,6 +25,7 @@ class Noted(Outgoing):
     def __init__(self, size: int, acked: list[Outgoing]) -> None:
         super().__init__(Stream([bytes(n % 251 for n in range(size))]), LANE)
         self.noted = acked
+        self.watched = True
 
     def acked(self) -> None:
         super().acked()

@@ -55,7 +55,9 @@ class Noted(Outgoing):
 
 
 def message(size: int = 5) -> Noted:
-    return Noted(Stream([bytes(size)]))
+    made = Noted(Stream([bytes(size)]))
+    made.watched = True
+    return made
 
 
 def put(connection: Connection) -> Noted:

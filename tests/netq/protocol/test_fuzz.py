@@ -134,6 +134,7 @@ class Noted(Outgoing):
     def __init__(self, acked: list[Outgoing], content: bytes, lane: int = 0) -> None:
         super().__init__(Stream([content] if content else ()), lane)
         self._acked = acked
+        self.watched = True
 
     def acked(self) -> None:
         super().acked()

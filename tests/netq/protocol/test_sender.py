@@ -93,7 +93,10 @@ def test_memory_is_released_before_acknowledgement_is_reported() -> None:
             assert memory.idle >= LARGE
             seen.append((self.number, self.size))
 
-    made.put(Telling(Stream([memory.take(LARGE)])))
+    message = Telling(Stream([memory.take(LARGE)]))
+    message.watched = True
+    made.put(message)
+    del message
     made.chunk(LARGE)
     assert memory.idle == 0
     assert made.acked(1) == (1, LARGE)

@@ -48,6 +48,7 @@ class Noted(Outgoing):
         super().__init__(Stream([bytes(size)]), lane)
         self._session = session
         self.failed: list[Exception] = []
+        self.watched = True
 
     def acked(self) -> None:
         super().acked()
@@ -904,7 +905,9 @@ class Twin:
                 super().acked()
                 twin.acked.append(n)
 
-        self.session.put(Counted(Stream([bytes(n * n)]), n % 3))
+        message = Counted(Stream([bytes(n * n)]), n % 3)
+        message.watched = True
+        self.session.put(message)
 
     def send(self, limit: int) -> None:
         self.told.append(b"".join(self.connection.to_send(limit, 0.0)))
