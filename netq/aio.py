@@ -333,7 +333,8 @@ class Communicator:
     def __del__(self) -> None:
         if hasattr(self, "_poller") and self._poller.active:  # otherwise the constructor has raised, perhaps
             self._poller.active = False
-            _soon(self._loop, self._loop.remove_reader, self._baton.poller.fileno())
+            with contextlib.suppress(ValueError):  # the core's loop has ended
+                _soon(self._loop, self._loop.remove_reader, self._baton.poller.fileno())
             self._baton.resume()
 
     def _stop_polling(self) -> None:

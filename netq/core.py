@@ -15,7 +15,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
 from netq.io.baton import let_go
@@ -293,7 +293,7 @@ class Communicator:
                 if isinstance(item[1], Stream):
                     item[1].seek(0)
                 self.inbox.put_back(item)
-                raise interruption from interruption.__cause__
+                _raise(interruption)
             if not isinstance(error, Exception):
                 raise
             if isinstance(error, Unreadable):
@@ -416,6 +416,11 @@ class Communicator:
 def _loaded(load: Callable[[Any], Any], data: Stream | bytes) -> Any:
     # Only this part of `unpack` may be interrupted: an exception before its `try`, or after it, would lose the message.
     return load(data)
+
+
+@interruptible
+def _raise(interruption: BaseException) -> NoReturn:
+    raise interruption from interruption.__cause__  # it has come out of `load`, which is no step
 
 
 def _figures(peers: Sequence[Peer]) -> dict[Peer, Statistics]:

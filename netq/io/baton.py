@@ -388,7 +388,7 @@ class Baton:
                 else:
                     found = []
                 self.in_select = False
-                # Between `select` and here other threads may have worked, also on the sockets that were found. So `_work`
+                # Between `select` and here other threads may have worked, also on the sockets that were found: `_work`
                 # tests whether a watch is still active. A socket that was emptied meanwhile costs one needless `recv`.
                 if (found or ring is not None) and self._acquire(seconds):
                     self._work(found, ring)
