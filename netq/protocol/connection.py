@@ -30,7 +30,6 @@ from netq.buffers import Buffer
 from netq.errors import ProtocolError, strip_tracebacks
 from netq.options import ConnectionOptions
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
-from netq.protocol.memory import Memory
 from netq.protocol.sender import Part
 from netq.protocol.session import Session
 from netq.protocol.wire import (
@@ -95,7 +94,6 @@ class Connection:
         self._id = id
         self._options = options
         self._reader = Reader(self._place)
-        self.source: Memory | None = None  # memory of the link itself, for bodies of messages; None: the session's
         self._is_block: Callable[[Part], bool] | None = None  # within `pieces`: which Parts the link gets
         # The state, as in the table above; `open` and `closed` are derived from it.
         self._state = State.OPENING
@@ -155,15 +153,6 @@ class Connection:
         if self.session is not None and self.session.closing:
             self._finish(events)
         return events
-
-    def read_small(self, data: memoryview, low: int, high: int, now: float) -> int:
-        """Do as `received_small`, in the memory of the link; return where the unprocessed rest begins."""
-        session = self.session
-        reader = self._reader
-        if self._state is not State.OPEN or session is None or reader.frame is not None or not reader.empty:
-            return low
-        self._last_received, self._probed, session.confirmed = now, None, True
-        return session.take_small(data, low, high)
 
     def buffer_for_small(self) -> memoryview | None:
         """Return `buffer()` if `received_small` may be used for the next bytes; None if `received` must be."""
@@ -325,7 +314,7 @@ class Connection:
             return self._place_rare(frame)
         if frame.value > self._options.message_size:
             raise ProtocolError(f"a message of {frame.value} bytes; message_size is {self._options.message_size}")
-        return self._session.place(frame, self.source)
+        return self._session.place(frame)
 
     def _place_rare(self, frame: Frame) -> memoryview:
         # The order of the checks gives the most useful error: illegal in this state, then its lane, then its length.

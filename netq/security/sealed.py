@@ -78,10 +78,6 @@ class SealedConnection(Connection):
         """Return None: there is no short path through records."""
         return None
 
-    def read_small(self, data: memoryview, low: int, high: int, now: float) -> int:
-        """Process nothing: there is no short path through records."""
-        return low
-
     def received(self, n: int, now: float) -> list[Event]:
         """Process the n bytes that were received into `buffer()`; return the events, in order. Never raises."""
         events: list[Event] = []

@@ -1,49 +1,39 @@
-"""A link over TCP: moves the bytes of one Connection through one socket.
+"""A link over a byte stream: moves the bytes of one Connection. The stream is TCP, TLS, or two rings of shared memory.
 
 Owned by a loop; it never waits and never retries. Where it is `inline`, a user's thread that holds the loop's baton
-calls `flush` and `receive` too (netq/runtime/link.py).
+calls `flush` and `receive` too (netq/runtime/link.py). What differs between the streams, such as the events that the
+loop watches, is theirs (ByteStream in netq/io/sockets.py).
 
-    connection.to_send ──► _unsent ──► stream.send ──► the socket's queue ──► peer
+    connection.to_send ──► _unsent ──► stream.send ──► the socket's queue, or the ring ──► peer
     peer ──► stream.recv_into ──► connection.buffer ──► connection.received ──► listener.deliver
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import socket
-import struct
-import sys
 import time
 from collections.abc import Callable
 
-from netq.errors import SecurityError
 from netq.io.baton import Worker
 from netq.io.loop import Loop
 from netq.io.receive_size import ReceiveSize
 from netq.io.selector import READ, WRITE
-from netq.io.sockets import ByteStream, tune
+from netq.io.sockets import BROKEN, ByteStream
 from netq.io.timers import Timer
 from netq.protocol.connection import Connection, State
 from netq.runtime.link import LinkListener, fail
+from netq.runtime.send_batch import MAX_BATCH, SendBatch
 from netq.security.identity import Protection
-from netq.tcp.send_batch import MAX_BATCH, SendBatch
 
 _SMALL = 68 * 1024  # bytes: up to here, a small message and ACKs, one copy costs less than a vector of buffers
 _INLINE_READS = 6  # reads by a user's thread in one call: five TLS records have 64 KiB; the loop does the rest
 _READS = 64  # reads in one turn, at most: the bound where the clock of processor time is coarse
 _WRITES = 4  # batches in one turn, so that the other links of the loop have theirs
-_SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes in the queue that were not sent once
 _CLOSE_TIMEOUT = 1.0  # seconds to wait for the peer's end of the connection after ours
-_UNANSWERED = (
-    "the peer hung up before it had sent anything; is the same protocol set on both sides, and SecurityOptions on both "
-    "or on neither?"
-)
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close discards what is unsent, and sends RST
 
 
 class Link:
-    """Moves bytes between a connected socket and a connection."""
+    """Moves bytes between a connected stream and a connection."""
 
     def __init__(
         self, listener: LinkListener, loop: Loop, stream: ByteStream, connection: Connection, address: str
@@ -56,7 +46,7 @@ class Link:
         # Threads and events: which threads may work on the link, and what the loop watches for it.
         self._loop = loop
         self._baton = loop.baton
-        self.inline = True  # False while the socket is full
+        self.inline = True  # False while the stream is full
         self._interest = 0
         self._scheduled = 0  # events for which `_run_scheduled` is in the loop's queue
         # Sending.
@@ -65,18 +55,15 @@ class Link:
         self._unsent: list[memoryview] = []
         self._copied = False  # `_unsent` is a copy: the user may change the original
         self._batch = SendBatch()
-        self._queue_limit = 0  # bytes that may wait in the socket: TCP_NOTSENT_LOWAT
         # Receiving.
         self._receive_size = ReceiveSize()
         self._received_any = False  # whether the connection has had any bytes: with TLS, the handshake is over
         self._read_little = False  # the last turn's reads were one short read
         self._unparsed = False  # a user's thread left bytes in the connection's buffer to be parsed
         # The end of the link.
-        self._closing = self._ended = False  # `close` was called; the socket is closed
+        self._closing = self._ended = False  # `close` was called; the stream is closed
         self._close_timer: Timer | None = None
-        stream.sock.setblocking(False)
-        tune(stream.sock)
-        self._bound_queue()
+        stream.bound_queue(self._batch.size)
         self._watch(READ)
 
     @property
@@ -91,7 +78,7 @@ class Link:
                 self._send()
             except BlockingIOError:
                 pass
-            except (OSError, SecurityError) as error:
+            except BROKEN as error:
                 fail(self._loop, self._lose, error)
 
     def receive(self) -> bool:
@@ -129,7 +116,7 @@ class Link:
                 self._schedule(READ)
         except BlockingIOError:
             pass
-        except (OSError, SecurityError) as error:
+        except BROKEN as error:
             fail(self._loop, self._lose, error)
         # Not sent here: the user has just got a message, and its answer, which often follows, carries the ACK.
         session = connection.session
@@ -167,9 +154,9 @@ class Link:
         """Continue in another loop."""
         # The new loop watches the socket only in its own thread, after what was called there before. A call that is
         # still queued in the old loop finds that the link has left (`_run_scheduled`), so this queues another.
-        self._loop.forget(self._stream.sock)
+        self._stream.forget()
         self._loop, self._baton, events = loop, loop.baton, self._interest
-        loop.call(loop.watch, self._stream.sock, events, self._ready, self.receive)
+        loop.call(self._stream.watch, loop, events, self._ready, self.receive)
         if self._scheduled:
             loop.call(self._run_scheduled, loop)
 
@@ -216,7 +203,7 @@ class Link:
         for count in range(_READS):
             n = self._stream.recv_into(self.connection.buffer()[: self._receive_size.size])
             if n == 0:
-                raise ConnectionResetError("the peer hung up" if self._received_any else _UNANSWERED)
+                raise ConnectionResetError("the peer hung up" if self._received_any else self._stream.unanswered)
             self._received_any = True
             self._read_little = not count and n <= _SMALL
             self._process(n)
@@ -241,7 +228,7 @@ class Link:
         last = False  # this batch is all that the connection has
         # Take a batch from the session, hand it to the socket, and repeat. Stop when the session has no more, the share
         # of the turn is used, or the socket is full: it did not take all (`blocked`) or a batch waits in it (`enough`).
-        # A full socket starts or ends a measurement of the link's rate (netq/tcp/send_batch.py).
+        # A full socket starts or ends a measurement of the link's rate (netq/runtime/send_batch.py).
         for _ in range(_WRITES):
             if enough or ((stream.blocked or stream.hides) and not stream.push()):
                 break
@@ -271,21 +258,12 @@ class Link:
         if stream.blocked or enough:
             self._watch(READ | WRITE)
             batch.full(time.monotonic())
-            self._bound_queue()
+            stream.bound_queue(batch.size)
         return None
 
     def _has_enough_queued(self) -> bool:
         """Whether a batch or more waits in the socket. The system keeps TCP_NOTSENT_LOWAT only within some 64 KiB."""
-        return self._batch.size < MAX_BATCH and _unsent_bytes(self._stream.sock) >= self._batch.size
-
-    def _bound_queue(self) -> None:
-        """Let one batch wait in the socket, no more: what waits there delays everything behind it."""
-        # The batch's size changes a little with each measurement. The option is set again after a change by a factor
-        # of two only.
-        limit = self._batch.size
-        if not limit // 2 < self._queue_limit < limit * 2 and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            self._queue_limit = limit
-            self._stream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit)
+        return self._batch.size < MAX_BATCH and self._stream.queued() >= self._batch.size
 
     def _is_abandoned(self) -> bool:
         """Whether the connection ended by silence: neither side said why, so the peer may not be there."""
@@ -303,8 +281,7 @@ class Link:
         return not last and not (session is not None and session.peer_closed)
 
     def _reset(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._stream.reset()
         self._end()
 
     def _finish(self) -> None:
@@ -313,7 +290,7 @@ class Link:
 
     def _discard(self) -> None:
         for _ in range(_READS):
-            if not self._stream.sock.recv(65536):
+            if not self._stream.discard():
                 return self._end()
         return None
 
@@ -323,13 +300,13 @@ class Link:
             step()
         except BlockingIOError:
             pass
-        except (OSError, SecurityError) as error:
+        except BROKEN as error:
             fail(self._loop, self._lose, error)
 
     def _lose(self, error: Exception) -> None:
         if self._ended:
             return
-        with contextlib.suppress(OSError, SecurityError):
+        with contextlib.suppress(*BROKEN):
             self._stream.push()  # the TLS alert with the reason
         self._end()
         if not self._closing:
@@ -340,8 +317,7 @@ class Link:
             self._ended = True
             if self._close_timer is not None:
                 self._close_timer.cancel()
-            self._loop.forget(self._stream.sock)
-            self._stream.sock.close()
+            self._stream.close()
 
     def _watch(self, events: int) -> None:
         # A full socket is the loop's business alone: it watches for WRITE, and `flush` does nothing until then. Users'
@@ -349,17 +325,7 @@ class Link:
         if events != self._interest:
             self._interest = events
             self.inline = not events & WRITE
-            self._loop.watch(self._stream.sock, events, self._ready, self.receive)
-
-
-def _unsent_bytes(sock: socket.socket) -> int:
-    """Return the bytes in the socket that were never sent; 0 if the system does not know (under qemu, say)."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    try:
-        return int.from_bytes(fcntl.ioctl(sock.fileno(), _SIOCOUTQNSD, bytes(4)), sys.byteorder)
-    except OSError:
-        return 0
+            self._stream.watch(self._loop, events, self._ready, self.receive)
 
 
 def _skip(buffers: list[memoryview], n: int) -> list[memoryview]:
