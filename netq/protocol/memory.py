@@ -15,7 +15,6 @@ import functools
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Callable
 
 from netq.buffers import LARGE, aligned, map_block
 from netq.protocol.flow_control import Budget
@@ -26,12 +25,9 @@ KEEP = 256 * 1024 * 1024  # bytes of idle blocks, at most
 class Memory:
     """Hands out writable, 64-byte aligned memory, and recycles the large blocks."""
 
-    def __init__(
-        self, keep: int = KEEP, budget: Budget | None = None, mapping: Callable[[int], mmap.mmap] | None = None
-    ) -> None:
+    def __init__(self, keep: int = KEEP, budget: Budget | None = None) -> None:
         self.budget = budget or Budget(2**62)  # observed by the callers of `take`, not by Memory
         self._keep = keep
-        self._map = mapping or map_block  # makes a large block; raises MemoryError
         self._era = 0  # how often `age` was called
         self._idle: deque[tuple[int, mmap.mmap]] = (
             deque()
@@ -50,7 +46,7 @@ class Memory:
         if size < LARGE:
             return aligned(size)
         size_class = _size_class(size)
-        block = self._find(size_class) or self._map(size_class)
+        block = self._find(size_class) or map_block(size_class)
         loan = _array_type(len(block)).from_buffer(
             block
         )  # every view keeps it alive, so it is finalized after the last

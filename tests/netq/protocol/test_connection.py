@@ -787,30 +787,6 @@ def test_input_of_interrupted_thread_is_discarded() -> None:
     assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
 
 
-def test_read_small_needs_empty_reader() -> None:
-    one = message()
-    connection = talking(one)
-    data = whole(2) + VALID[Kind.ACK].whole() + whole(3) + VALID[Kind.PING].whole() + whole(4)
-    there = memoryview(b"xx" + data + b"xx")
-    stop = connection.read_small(there, 2, 2 + len(data), 1.5)
-    assert bytes(there[2:stop]) == whole(2) + VALID[Kind.ACK].whole() + whole(3)
-    assert (arrived(connection), one.times, held(connection)) == ([b"\2\2", b"\3\3"], 1, (3, 0))
-    assert connection.read_small(there, stop, 2 + len(data), 1.6) == stop
-    assert connection.feed(there[stop : 2 + len(data)], 1.6) == []
-    assert (arrived(connection), connection.deadline()) == ([b"\4\4"], 10.0)
-    for begin in (whole(5)[:1], whole(5)[:25], whole(5, 5000)[:100]):
-        other = talking()
-        other.feed(memoryview(whole(2) + whole(3) + whole(4) + begin), 0.0)
-        data = whole(5)
-        assert other.read_small(memoryview(data), 0, len(data), 1.0) == 0, "it begins with the rest of what was left"
-
-
-@pytest.mark.parametrize("state", [state for state in State if state is not State.OPEN])
-def test_read_small_needs_open_connection(state: State) -> None:
-    data = whole(1) + VALID[Kind.ACK].whole()
-    assert in_state(state).read_small(memoryview(data), 0, len(data), 0.0) == 0
-
-
 # Goodbye.
 
 

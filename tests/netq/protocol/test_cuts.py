@@ -292,13 +292,6 @@ class ByTurns(ByUser):
         return super()._receive(n, now, last=last) if self._count % 3 else self.received(n, now)
 
 
-class InPlace(Connection):
-    """Takes small messages where they lie, as over shared memory."""
-
-    def feed(self, packet: memoryview, now: float) -> list[Event]:
-        return super().feed(packet[self.read_small(packet, 0, len(packet), now) :], now)
-
-
 class Later(Divided):
     """Has the loops' threads go on before anything is sent."""
 
@@ -382,13 +375,12 @@ def chat(
     chat.check()
 
 
-WAYS = (Connection, ByUser, ByUserLater, ByTurns, InPlace)
+WAYS = (Connection, ByUser, ByUserLater, ByTurns)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize(
-    ("receives", "step"), [(way, step) for way in WAYS for step in (1, 7, 1000) if way is not InPlace or step > 1]
-)
+@pytest.mark.parametrize("step", [1, 7, 1000])
+@pytest.mark.parametrize("receives", WAYS)
 def test_one_cut_at_every_byte_of_many_small_messages(chat: Chat) -> None:
     for cut in range(1, chat.whole):
         chat.talk(cut)
