@@ -40,7 +40,6 @@ class RingStream:
         self._rings = rings
         self._writer, self._reader = rings.writer, rings.reader
         self._piece = min(PIECE, self._writer.size // 4)  # what half of the ring has room for, of any peer's ring
-        self.look = self._reader.has_data
         # What the control socket has brought, for `recv_into`.
         self._hung_up = False  # the peer's last bytes are in the ring
         self._error: Exception | None = None
@@ -137,6 +136,10 @@ class RingStream:
         self._rings.close()
 
     # For the loop: see Ring.
+
+    def look(self) -> bool:
+        """Return whether there are bytes, or the room that this side waits for."""
+        return self._reader.has_data() or (self.blocked and self._writer.has_room())
 
     def receive(self) -> bool:
         """Receive in a user's thread. What waits for room is sent by the loop's thread."""
