@@ -155,8 +155,9 @@ class RingStream:
         """Have the peer send WAKE with its next bytes; return False if there is something to receive already."""
         if self._loop is None:
             return True
-        # Not while a call is scheduled: it looks into the ring, and a WAKE would cost both sides a system call.
-        if self._scheduled or self._hung_up or self._error is not None:
+        # Not while a call is scheduled: it looks into the ring, and a WAKE would cost both sides a system call. And not
+        # with room that was waited for: the WAKE that told of it has been taken.
+        if self._scheduled or self._hung_up or self._error is not None or (self.blocked and self._writer.has_room()):
             return False
         try:
             self.awake = not self._reader.sleep()

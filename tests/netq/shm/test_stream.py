@@ -191,8 +191,10 @@ def test_polling_thread_sees_bytes_and_room(ends: Ends) -> None:
     assert not ends.far.look()
     ends.near.recv_into(memoryview(bytearray(RING_SIZE // 2)))
     assert ends.far.look()
+    assert not ends.far.sleep()
     ends.far.push()
     assert not ends.far.look()
+    assert ends.far.sleep()
 
 
 def test_impossible_number_is_an_error_of_the_next_call(ends: Ends) -> None:
