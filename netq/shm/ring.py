@@ -71,6 +71,13 @@ class Writer:
         self._fence()  # its reads come before our writes to the same place
         return self.size - (self._head - tail)
 
+    def has_room(self) -> bool:
+        """Return whether half of the ring is free. May be called in any thread, at any time."""
+        try:
+            return self._head - self._words[_TAIL] <= self.size // 2
+        except ValueError:  # released
+            return False
+
     def write(self, buffers: Iterable[Buffer]) -> int:
         """Copy as much of `buffers` as there is room for, and publish it to the reader; return the count of bytes."""
         start = position = self._head

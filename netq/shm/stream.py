@@ -40,7 +40,6 @@ class RingStream:
         self._rings = rings
         self._writer, self._reader = rings.writer, rings.reader
         self._piece = min(PIECE, self._writer.size // 4)  # what half of the ring has room for, of any peer's ring
-        self.look = self._reader.has_data
         # What the control socket has brought, for `recv_into`.
         self._hung_up = False  # the peer's last bytes are in the ring
         self._error: Exception | None = None
@@ -137,6 +136,10 @@ class RingStream:
 
     # For the loop: see Ring.
 
+    def look(self) -> bool:
+        """Return whether there are bytes, or the room that this side waits for."""
+        return self._reader.has_data() or (self.blocked and self._writer.has_room())
+
     def receive(self) -> bool:
         """Receive, and send what has waited for room; in a user's thread."""
         if self._loop is not None:
@@ -148,8 +151,9 @@ class RingStream:
         """Have the peer send WAKE with its next bytes; return False if there is something to receive already."""
         if self._loop is None:
             return True
-        # Not while a call is scheduled: it looks into the ring, and a WAKE would cost both sides a system call.
-        if self._scheduled or self._hung_up or self._error is not None:
+        # Not while a call is scheduled: it looks into the ring, and a WAKE would cost both sides a system call. And not
+        # with room that was waited for: the WAKE that told of it has been taken.
+        if self._scheduled or self._hung_up or self._error is not None or (self.blocked and self._writer.has_room()):
             return False
         try:
             self.awake = not self._reader.sleep()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,14 @@ import pytest
 from netq.errors import ProtocolError
 from netq.io.loop import Loop
 from netq.io.selector import READ, WRITE
+from netq.protocol.wire import Greeting
+from netq.runtime.stream_link import Link
 from netq.shm.control import LINK, MIN_RING, REFUSED, RING_SIZE, ControlSocket, accept_rings, offer_rings
 from netq.shm.ring import HEADER, RingError, Writer
 from netq.shm.stream import PIECE, RingStream
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from tests.netq.conftest import Start
+from tests.netq.runtime.test_turns import PINGS, Server
 
 MIB = 2**20
 
@@ -178,6 +182,21 @@ def test_room_is_left_to_the_loops_thread(ends: Ends) -> None:
     assert ends.events[1:] == [READ], "the first of the two"
 
 
+def test_polling_thread_sees_bytes_and_room(ends: Ends) -> None:
+    assert not ends.far.look()
+    ends.near.send([memoryview(b"one")])
+    assert ends.far.look()
+    ends.hear()
+    ends.far.send([memoryview(bytes(MIB))])
+    assert not ends.far.look()
+    ends.near.recv_into(memoryview(bytearray(RING_SIZE // 2)))
+    assert ends.far.look()
+    assert not ends.far.sleep()
+    ends.far.push()
+    assert not ends.far.look()
+    assert ends.far.sleep()
+
+
 def test_impossible_number_is_an_error_of_the_next_call(ends: Ends) -> None:
     ends.near.send([memoryview(b"one")])
     ends.far._rings.memory[7] = 0x7F
@@ -224,6 +243,27 @@ def test_closed_stream_has_no_events(ends: Ends) -> None:
     assert ends.far.sleep()
     ends.far.watch(ends.loop, READ, ends.events.append, ends.quick.pop)
     assert ends.loop._poller.is_idle
+
+
+def test_one_turn_reads_little_of_many_small_frames(ends: Ends) -> None:
+    """The bound is some tens of kilobytes, of which a ring has ten times as many."""
+    ends.far.forget()
+    server = Server()
+    link = Link(server, ends.loop, ends.far, server.connect(), "a flood")
+    ends.near.send([memoryview(Greeting(uuid.uuid4(), bytes(16), 2**40, 2**20, 10_000).frame().whole())])
+    while not link.connection.open:
+        ends.loop.turn()
+    taken, rest = [], memoryview(b"")
+    for _ in range(30):
+        rest = rest or memoryview(PINGS)
+        if ends.near.push():
+            rest = rest[ends.near.send([rest]) :]
+        before = ends.far._reader._tail
+        ends.loop.turn()
+        taken.append(ends.far._reader._tail - before)
+    link._end()
+    assert 0 < max(taken) < 160 * 1024, taken
+    assert not server.why
 
 
 # Between communicators.
