@@ -138,7 +138,7 @@ class RingStream:
 
     def look(self) -> bool:
         """Return whether there are bytes, or the room that this side waits for."""
-        return self._reader.has_data() or (self.blocked and self._writer.has_room())
+        return self._reader.has_data() or self._room_came
 
     def receive(self) -> bool:
         """Receive, and send what has waited for room; in a user's thread."""
@@ -153,7 +153,7 @@ class RingStream:
             return True
         # Not while a call is scheduled: it looks into the ring, and a WAKE would cost both sides a system call. And not
         # with room that was waited for: the WAKE that told of it has been taken.
-        if self._scheduled or self._hung_up or self._error is not None or (self.blocked and self._writer.has_room()):
+        if self._scheduled or self._hung_up or self._error is not None or self._room_came:
             return False
         try:
             self.awake = not self._reader.sleep()
@@ -177,12 +177,15 @@ class RingStream:
         self._call_ready()
 
     def _call_ready(self) -> None:
-        # A WAKE does not say whether it is for bytes or for room.
-        self._ready(READ | WRITE if self.blocked else READ)
+        self._ready(READ | WRITE if self._room_came else READ)  # a WAKE does not say what it is for
 
     def _wake(self) -> None:
         self.awake = True
         self._reader.wake()
+
+    @property
+    def _room_came(self) -> bool:
+        return self.blocked and self._writer.has_room()
 
     def _has_room(self) -> bool:
         """Return whether half of the ring is free; otherwise have the peer send WAKE then."""
