@@ -41,8 +41,7 @@ class Ends:
         self.errors: list[BaseException] = []
         self.loop = Loop("turned by hand", self.errors.append)
         self.events: list[int] = []
-        self.quick: list[bool] = []  # what `quick` returns
-        self.far.watch(self.loop, READ, self.events.append, self.quick.pop)
+        self.far.watch(self.loop, READ, self.events.append)
 
     def hear(self, room: int = 2 * RING_SIZE) -> bytes:
         buffer = bytearray(room)
@@ -166,20 +165,12 @@ def test_wake_of_a_blocked_stream_is_for_both(ends: Ends) -> None:
     assert ends.far.push()
 
 
-def test_room_is_left_to_the_loops_thread(ends: Ends) -> None:
-    """A user's thread that polls takes the WAKE that says "there is room"; only the loop's thread sends on."""
+def test_thread_that_polls_gets_bytes_and_room(ends: Ends) -> None:
     ends.far.send([memoryview(bytes(MIB))])
-    ends.near.recv_into(memoryview(bytearray(MIB)))
-    ends.quick[:] = [True]
-    assert not ends.far._packet_quick()
-    ends.loop.turn()
-    assert ends.events == [READ | WRITE]
-    ends.far.push()
-    ends.quick[:] = [True, False]
-    assert not ends.far.receive()
     assert ends.far.receive()
-    ends.loop.turn()
-    assert ends.events[1:] == [READ], "the first of the two"
+    ends.near.recv_into(memoryview(bytearray(MIB)))
+    assert ends.far.receive()
+    assert ends.events == [READ, READ | WRITE]
 
 
 def test_polling_thread_sees_bytes_and_room(ends: Ends) -> None:
@@ -241,7 +232,7 @@ def test_closed_stream_has_no_events(ends: Ends) -> None:
     assert not ends.far.look()
     assert ends.far.receive()
     assert ends.far.sleep()
-    ends.far.watch(ends.loop, READ, ends.events.append, ends.quick.pop)
+    ends.far.watch(ends.loop, READ, ends.events.append)
     assert ends.loop._poller.is_idle
 
 
