@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ class Ends:
         os.close(packet.fd)
         self.errors: list[BaseException] = []
         self.loop = Loop("turned by hand", self.errors.append)
+        self.loop.baton.thread = threading.get_ident()
         self.events: list[int] = []
         self.far.watch(self.loop, READ, self.events.append)
 
