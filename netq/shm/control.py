@@ -28,9 +28,7 @@ from netq.shm import memfd
 from netq.shm.fence import make_fence
 from netq.shm.ring import Reader, Writer
 
-RING_SIZE = (
-    512 * 1024
-)  # bytes of a link's ring, with the header: room for pieces that are read while others are written
+RING_SIZE = 512 * 1024  # bytes of a link's ring, with the header: some pieces are read while others are written
 MIN_RING, MAX_RING = 4096, 1024 * 1024  # bytes of a ring that a peer may bring
 LINK, RING_SOCKET = b"NETQ-SHM", b"NETQRING"  # what the rings are for
 _VERSIONS = {LINK: 2, RING_SOCKET: 1}
