@@ -11,7 +11,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
 
-LARGE = 256 * 1024  # bytes: a block of this size or more is a mapping of its own, and is reused
+LARGE = 256 * 1024  # bytes: a block of this size or more is a mapping of its own
 _HUGE = 4 * 1024 * 1024  # bytes: two huge pages; smaller blocks gain little
 _PAGE = mmap.PAGESIZE
 _madvise = ctypes.CDLL(None).madvise

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
 from netq.io.baton import let_go
 from netq.io.condition import deadline_of
-from netq.io.interrupts import has_broken_step, interruptible, protect, raised_by_handler
+from netq.io.interrupts import has_broken_step, interruptible, protect, raised_by_handler, unprotect
 from netq.io.process_end import at_end, not_at_end
 from netq.log import log
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
@@ -33,8 +33,8 @@ from netq.runtime.peer import Peer
 from netq.runtime.statistics import Statistics
 from netq.security.seal import sealed_id
 from netq.text import describe
-from netq.utils.into import loader
-from netq.utils.stream import PickleSerializer, Stream, stream_of
+from netq.utils.serializer import Serializer
+from netq.utils.stream import Stream
 
 
 class _Pair(NamedTuple):
@@ -78,12 +78,10 @@ class Communicator:
         self._endpoint = Endpoint(self.options, purpose, self.inbox, transport)
         self._home = self._endpoint.home
         self._baton = self._home.baton
-        self._dump: Callable[[Any], Any] = self.options.serialization.dump
-        if getattr(self._dump, "__func__", None) is PickleSerializer.dump:
-            self._dump = self._dump.__self__.pack  # type: ignore[attr-defined]
-        self._load: Callable[[Any], Any] = self.options.serialization.load
-        self._loads_bytes = getattr(self._load, "__func__", None) is PickleSerializer.load
-        if purpose is Purpose.SERVER and _is_open(self.netloc.host) and _loads_anything(self._load):
+        serializer = Serializer(self.options.serialization.dump, self.options.serialization.load)
+        # `loader` is for `get(into=…)`, here and in the fronts.
+        self._pack, self._load, self.loader = serializer.pack, serializer.load, serializer.loader
+        if purpose is Purpose.SERVER and _is_open(self.netloc.host) and serializer.runs_code:
             log.warning(
                 "%s:%s: a process that reaches this address can run code here, because messages are loaded as pickles "
                 "without an allow-list; use PickleSerializer(allow=…).load, or another serialiser",
@@ -119,18 +117,21 @@ class Communicator:
             self._baton.check_not_forked("put()")
         # The state is read without a lock, and each attribute once: the loop's thread may replace the peer at any
         # moment. A message for a session that ends meanwhile fails with Closed when the outbox is drained.
-        dumped = self._dump(data)
-        if type(dumped) is not bytes:
-            dumped = stream_of(dumped, self._dump)
-        if not peers and (only := self._endpoint.only) is not None and not (only.over or only.session.closing):
-            delivery = Delivery(dumped, lane, (), only.session.peer, only.baton, only.recall)
-            only.post(delivery)
-            return delivery
-        targets = self._targets(peers)
-        if len(targets) == 1:
-            return self._put(dumped, lane, *targets[0], ())
-        audience = tuple(id for id, _ in targets if id is not None)
-        return gather(self._baton, [self._put(dumped, lane, id, peer, audience) for id, peer in targets])
+        try:
+            packed = self._pack(data)
+            if not peers and (only := self._endpoint.only) is not None and not (only.over or only.session.closing):
+                delivery = Delivery(packed, lane)
+                delivery.peer, delivery.guard, delivery.recall = only.session.peer, only.baton, only.recall
+                only.post(delivery)
+                return delivery
+            targets = self._targets(peers)
+            if len(targets) == 1:
+                return self._put(packed, lane, *targets[0], ())
+            audience = tuple(id for id, _ in targets if id is not None)
+            return gather(self._baton, [self._put(packed, lane, id, peer, audience) for id, peer in targets])
+        except BaseException as error:
+            self.check_step(error)
+            raise
 
     def spread(
         self, data: Any, peers: Sequence[uuid.UUID], failed: Callable[[uuid.UUID, Exception], object], lane: int = 0
@@ -141,9 +142,7 @@ class Communicator:
         wait.
         """
         self._baton.check_not_forked("put()")
-        dumped = self._dump(data)
-        if type(dumped) is not bytes:
-            dumped = stream_of(dumped, self._dump)
+        packed = self._pack(data)
         audience = tuple(iter(peers)) if len(peers) > 1 else ()  # a tuple of its own, by which transports know the put
         table = self._endpoint.peers
         for id in peers:
@@ -151,7 +150,9 @@ class Communicator:
             if peer is None:
                 failed(id, self._why_unreachable(id))
             else:
-                peer.post(Copy(dumped, lane, audience, id, peer.baton, failed))
+                message = Copy(packed, lane, audience)
+                message.peer, message.guard, message.failed = id, peer.baton, failed
+                peer.post(message)
 
     def put_unbounded(self, data: Any, peer: uuid.UUID, lane: int = 0) -> Delivery:
         """Send `data` to a client, also beyond queue_size and queue_bytes: for netq/exchange/outbox.py, which counts.
@@ -159,10 +160,8 @@ class Communicator:
         Otherwise as `put`. Messages of this kind keep their order, as none of them is refused for want of room.
         """
         self._baton.check_not_forked("put()")
-        dumped = self._dump(data)
-        if type(dumped) is not bytes:
-            dumped = stream_of(dumped, self._dump)
-        return self._put(dumped, lane, peer, self._endpoint.peers.get(peer), (), bounded=False)
+        packed = self._pack(data)
+        return self._put(packed, lane, peer, self._endpoint.peers.get(peer), (), bounded=False)
 
     def expel(self, peer: uuid.UUID, reason: str, pause: float = 0.0) -> None:
         """End the session with a client, which gets the reason. Harmless if it is over.
@@ -211,16 +210,16 @@ class Communicator:
         protect()
         try:
             item = inbox.take_now(peers) if inbox.arrived or inbox.queues else None
-            item = item or self._wait(peers, timeout)
+            return self.unpack(item or self._wait(peers, timeout), load)
         except BaseException as error:
             self.check_step(error)
             raise
-        return self.unpack(item, load)
 
     def check_step(self, error: BaseException) -> None:
         """End the communicator if a signal handler has raised this error in the middle of a step."""
         if has_broken_step(error):
             let_go(self.inbox.lock)
+            self.inbox.drop_reservations(Closed(self.id, "a signal handler has raised in the middle of a step"))
             self._baton.end_by(error)
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
@@ -278,10 +277,6 @@ class Communicator:
         _check_ids("get", peers)
         check_timeout("get", timeout)
 
-    def loader(self, into: Any) -> Callable[[Any], Any]:
-        """Return the `load` for `unpack` that fills these buffers; here and in the fronts. Raises as `into.loader`."""
-        return loader(self._load, into)
-
     def unpack(self, item: Item, load: Callable[[Any], Any] | None = None) -> Message:
         """Load an item of the inbox: the second half of `get`, here and in the fronts. `load` is of `loader`.
 
@@ -289,19 +284,18 @@ class Communicator:
         the item is the next of its peer again.
         """
         try:
-            data: Stream | bytes = item[1]
-            if type(data) is bytes and (load is not None or not self._loads_bytes):
-                data = Stream.of(memoryview(data))
-            message = _message((item[0], _loaded(load or self._load, data)))
+            message = _message((item[0], _loaded(load or self._load, item[1])))
         except BaseException as error:  # the user's serialiser may raise anything
             interruption = raised_by_handler(error)
-            if interruption is not None or not isinstance(error, Exception):
+            if interruption is None and isinstance(error, KeyboardInterrupt):
+                interruption = error  # Python's own handler has no frame
+            if interruption is not None:
                 if isinstance(item[1], Stream):
                     item[1].seek(0)
                 self.inbox.put_back(item)
-                if interruption is None:
-                    raise
                 raise interruption from interruption.__cause__
+            if not isinstance(error, Exception):
+                raise
             if isinstance(error, Unreadable):
                 error.peer = item[0]
                 error.add_note(f"in a message from {item[0]}")
@@ -337,7 +331,9 @@ class Communicator:
         for loop in self._endpoint.loops:
             loop.baton.check("close")
         not_at_end(self._endpoint.close_at_end)  # now: after an interrupted close, the end of the process waits no more
-        return self._endpoint.close(timeout, kept=kept)
+        undelivered = self._endpoint.close(timeout, kept=kept)
+        unprotect()  # the next step of another communicator protects again
+        return undelivered
 
     def request_close(self) -> None:
         """Begin to close, and return at once: for signal handlers, events and callbacks of futures.
@@ -397,10 +393,12 @@ class Communicator:
         bounded: bool = True,
     ) -> Delivery:
         if peer is None:
-            delivery = Delivery(b"", lane, (), id, self._baton)
+            delivery = Delivery(b"", lane)
+            delivery.peer, delivery.guard, delivery.recall = id, self._baton, None
             delivery.fail(self._why_unreachable(id))
         else:
-            delivery = Delivery(data, lane, audience, id, peer.baton, peer.recall)
+            delivery = Delivery(data, lane, audience)
+            delivery.peer, delivery.guard, delivery.recall = id, peer.baton, peer.recall
             delivery.bounded = bounded
             peer.post(delivery)
         return delivery
@@ -416,6 +414,7 @@ class Communicator:
 
 @interruptible
 def _loaded(load: Callable[[Any], Any], data: Stream | bytes) -> Any:
+    # Only this part of `unpack` may be interrupted: an exception before its `try`, or after it, would lose the message.
     return load(data)
 
 
@@ -454,8 +453,3 @@ def _is_open(host: str) -> bool:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, or the path of a socket
         return host != "localhost" and not host.startswith("/")
-
-
-def _loads_anything(load: Callable[[Any], Any]) -> bool:
-    serializer = getattr(load, "__self__", None)
-    return isinstance(serializer, PickleSerializer) and not serializer.is_restricted

@@ -12,7 +12,8 @@ import pytest
 
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
     ["netq.errors", "netq.text", "netq.version", "netq.buffers"],
-    ["netq.io", "netq.io.condition", "netq.io.interrupts"],
+    ["netq.io", "netq.io.interrupts"],
+    ["netq.io.condition"],
     ["netq.log"],
     ["netq.validate"],
     ["netq.utils", "netq.utils.files", "netq.utils.secret"],
@@ -20,7 +21,8 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.utils.data_values"],
     ["netq.utils.data_classes"],
     ["netq.utils.data_pickle"],
-    ["netq.utils.stream", "netq.utils.into"],
+    ["netq.utils.stream"],
+    ["netq.utils.serializer"],
     ["netq.utils.msgpack_keys"],
     ["netq.utils.msgpack", "netq.utils.protobuf"],
     ["netq.options"],
@@ -90,6 +92,7 @@ PURE = [
     "utils.data_classes",
     "utils.data_pickle",
     "utils.stream",
+    "utils.serializer",
     "utils.msgpack_keys",
     "utils.msgpack",
     "utils.protobuf",

@@ -31,7 +31,8 @@ from netq.log import log
 from netq.options import SerializationOptions
 from netq.runtime.delivery import Delivery
 from netq.text import describe, printable
-from netq.utils.stream import Stream, stream_of
+from netq.utils.serializer import Serializer
+from netq.utils.stream import Stream
 
 _REQUESTS, _ANSWERS = 0, 1  # lanes: answers pass publications and jobs
 _ERRORS: dict[int, type[errors.Refused]] = {
@@ -65,7 +66,7 @@ class Uplink:
     queue: Communicator
 
     def __init__(self, serialization: SerializationOptions) -> None:
-        self._dump, self._load = serialization.dump, serialization.load
+        self._serializer = Serializer(serialization.dump, serialization.load)
         self.turns = Turns()  # requests are put in turn, so that they leave in the order of their numbers
         self.user_code = UserCode()
         self._requests = Requests(self.user_code)
@@ -355,12 +356,12 @@ class Uplink:
 
     def dumped(self, data: Any) -> Stream:
         """Serialise. Raises what the user's serialiser raises."""
-        return stream_of(self._dump(data), self._dump)
+        return self._serializer.dump(data)
 
     def loaded(self, envelope: Envelope) -> Any:
         """Load the data of a message. Raises Unreadable (or NotAllowed), which names the message and its sender."""
         try:
-            return self._load(Stream() if envelope.data is None else envelope.data)
+            return self._serializer.load(Stream() if envelope.data is None else envelope.data)
         except Exception as error:  # the user's serialiser may raise anything
             if (interruption := raised_by_handler(error)) is not None:
                 raise interruption from interruption.__cause__

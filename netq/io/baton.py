@@ -371,13 +371,13 @@ class Baton:
                     self._leader = wait_lock
                     return True  # what came before this thread led does not wake the selector: the caller looks again
                 self.user_polled = True
-                # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here: above
-                # all the ACK of what this user has just taken.
+                # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here:
+                # above all the ACK of what this user has just taken.
                 if self.unflushed:
                     self._flush_inline()
-                # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and then
-                # waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose number
-                # may belong to another file by then.
+                # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and
+                # then waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose
+                # number may belong to another file by then.
                 self.in_select = True
                 lock.release()
                 ring = self._spin() if poller.rings else None
@@ -388,9 +388,8 @@ class Baton:
                 else:
                     found = []
                 self.in_select = False
-                # Between `select` and here other threads may have worked, also on the sockets that were found. `_work`
-                # therefore tests whether a watch is still active; a socket that was emptied meanwhile costs one needless
-                # `recv`.
+                # Between `select` and here other threads may have worked, also on the sockets that were found. So `_work`
+                # tests whether a watch is still active. A socket that was emptied meanwhile costs one needless `recv`.
                 if (found or ring is not None) and self._acquire(seconds):
                     self._work(found, ring)
             finally:

@@ -15,7 +15,7 @@ Knows nothing of the rest of netq.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal.getsignal` costs more: it makes an enum member of each result
+import _signal  # type: ignore[import-not-found]  # the functions of `signal` cost more: they make enum members of results
 import _thread
 import contextlib
 import functools
@@ -48,6 +48,7 @@ _STEPS = frozenset(
 )
 _AGAIN = 0.001  # seconds until a signal that was put off is sent again; a step takes less in most cases
 _interruptible: set[CodeType] = set()
+_SIGNALS = tuple(map(int, signal.valid_signals()))
 _main = threading.main_thread().ident or 0
 _never = threading.Lock()  # never released: to wait for it is a pause, also with a clock that jumps
 _never.acquire()
@@ -102,13 +103,13 @@ def protect() -> None:
     Called before each step, because others may set the handler again: a notebook does so for each cell.
     """
     if threading.get_ident() == _main and _signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _handle_ctrl_c)
+        _signal.signal(signal.SIGINT, _handle_ctrl_c)
 
 
 def unprotect() -> None:
     """Set Python's own handler for Ctrl-C again, if `protect` has replaced it: asyncio and trio look for that."""
     if threading.get_ident() == _main and _signal.getsignal(signal.SIGINT) is _handle_ctrl_c:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _send_again(number: int) -> None:
@@ -143,8 +144,7 @@ def raised_by_handler(error: BaseException) -> BaseException | None:
     """Return `error`, or the one of its causes that a signal handler raised; None if there is none.
 
     A handler runs in the main thread, on top of the interrupted frame, so its frame is in the traceback. Without this,
-    the TimeoutError of a handler would be taken for an error of the link. For rare paths only, because it asks for the
-    handler of each signal.
+    the TimeoutError of a handler would be taken for an error of the link.
     """
     found = _found(error)
     return None if found is None else found[0]
@@ -165,7 +165,7 @@ def _found(error: BaseException) -> tuple[BaseException, list[FrameType]] | None
     """Return the exception that a handler has raised, of an error and its causes, and the interrupted frames."""
     if threading.get_ident() != _main:
         return None
-    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    codes = {_code(_signal.getsignal(number)) for number in _SIGNALS} - {None}
     cause: BaseException | None = error
     while cause is not None:
         trace = cause.__traceback__

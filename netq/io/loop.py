@@ -38,6 +38,7 @@ _AHEAD = 256
 _PASSES = 2  # passes over the calls in one turn; the second runs what the first has asked for, such as one flush
 _LONGEST = 86400.0  # seconds of one `select`: what every selector can take
 _PAUSE, _PAUSES = 50e-6, 20  # seconds of a pause in which a user's thread gets the baton, and how many there are
+_QUIET_TICKS = 20
 _BUSY = 0.1  # seconds for which an event loop that polls may be busy with other work
 _T = TypeVar("_T")
 
@@ -245,15 +246,18 @@ class Loop:
         if baton.phase is Phase.POLLING:
             return self._poller.select(0.0 if self._is_busy else self._timeout())
         longest = _BUSY if baton.event_loop_polls else LONGEST
-        woken = False
+        woken, quiet = False, 0
         while not (self._is_busy or baton.resumed):
             timeout = self._timeout()
             seconds = longest if baton.parked_long else TICK
             woken = baton.park(seconds if timeout is None else min(timeout, seconds))
             if woken or baton.parked_long or not baton.users_are_active or (timeout is not None and timeout < TICK):
                 break
-            if baton.user_polls and not baton.user_polled:
-                break  # it is in one `select` for longer than a millisecond: the next park may be long
+            # A long park has to be ended when the user goes on with other work, which costs a change of threads. So
+            # only a user that waits for some milliseconds in one `select` makes the next park long.
+            quiet = quiet + 1 if baton.user_polls and not baton.user_polled else 0
+            if quiet >= _QUIET_TICKS:
+                break
             baton.user_polled = False
         # Only an asyncio event loop can lead and yet not look at the sockets for long, since a task of its own may
         # compute. After a tenth of a second without a sign of it this thread does one turn in its place.

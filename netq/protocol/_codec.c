@@ -1,9 +1,8 @@
-/* netq/protocol/codec.py in C: the inner loops for small messages. Same names, same behaviour; the tests run both.
+/* netq/protocol/codec.py in C: its three functions, and a message's attributes. Same behaviour; the tests run both.
 
    Uses the stable ABI of CPython 3.11 (abi3). Signal handlers run between Python bytecodes. There are none here, except
-   in what these functions call: `acked` of a message that something waits for, and finalizers of released data (Python
-   ignores exceptions in finalizers). So nothing here is interrupted halfway, unlike in codec.py. Integers of the
-   protocol are little-endian (docs/reference/protocol.md). */
+   in what these functions call: `acked` of a message that is watched, and finalizers of released data (Python ignores
+   exceptions in finalizers). So nothing here is interrupted halfway, unlike in codec.py. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -12,22 +11,27 @@
 #include <string.h>
 #include <structmember.h>
 
-#define HEADER 24    /* bytes of a frame's header: kind, flags, lane, length, number, value */
+#if PY_BIG_ENDIAN
+#error "Header is read and written as it lies in memory: on a big-endian machine netq uses codec.py"
+#endif
+
 #define OVERHEAD 256 /* wire.OVERHEAD */
 #define MSG 2
 #define ACK 3
 
 typedef unsigned long long u64;
 
-/* Interned names of attributes and methods. */
-static PyObject *s_next, *s_position, *s_sent, *s_lane, *s_limit, *s_number, *s_buffers, *s_nbytes, *s_append, *s_popleft;
-static PyObject *s_acked, *s_peer, *s_small, *s_receivers, *s_senders, *s_arrived, *s_owed, *s_extend, *s_parts;
-static PyObject *s_claimed, *s_held, *s_start, *s_cancelled, *s_messages_in, *s_messages_out, *s_bytes_in;
-static PyObject *s_bytes_out;
-static PyObject *pending, *finished, *empty; /* "PENDING", "FINISHED", b"" */
-static PyTypeObject *Outgoing_type;
+/* Interned names of attributes and methods: s_lane is "lane". */
+#define NAMES(X)                                                                                                       \
+    X(next) X(_position) X(sent) X(lane) X(limit) X(number) X(buffers) X(nbytes) X(append) X(popleft) X(acked)         \
+    X(peer) X(small) X(receivers) X(senders) X(arrived) X(owed) X(extend) X(parts) X(claimed) X(held) X(start)         \
+    X(cancelled) X(messages_in) X(messages_out) X(bytes_in) X(bytes_out)
+#define DECLARE(name) static PyObject *s_##name;
+NAMES(DECLARE)
+static PyObject *no_data, *no_audience; /* b"", () */
+static PyTypeObject *Message_type;
 
-/* Attributes that are unsigned integers. */
+/* Access to Python objects. Functions that return an int return -1 with an error set if they have failed. */
 
 static int get_u64(PyObject *object, PyObject *name, u64 *value)
 {
@@ -53,210 +57,109 @@ static int add_u64(PyObject *object, PyObject *name, u64 more)
     return get_u64(object, name, &value) || set_u64(object, name, value + more) ? -1 : 0;
 }
 
-/* The header of a frame. */
-
-typedef struct {
-    unsigned kind, flags, lane;
-    u64 length, number, value;
-} Header;
-
-static u64 read_le(const unsigned char *at, int bytes)
+/* Forget what a call has returned. */
+static int drop(PyObject *returned)
 {
-    u64 value = 0;
-    while (bytes--)
-        value = value << 8 | at[bytes];
-    return value;
+    Py_XDECREF(returned);
+    return returned == NULL ? -1 : 0;
 }
-
-static void write_le(unsigned char *at, int bytes, u64 value)
-{
-    for (; bytes--; value >>= 8)
-        *at++ = (unsigned char)value;
-}
-
-static Header read_header(const unsigned char *at)
-{
-    Header header = {at[0], at[1], (unsigned)read_le(at + 2, 2), read_le(at + 4, 4), read_le(at + 8, 8),
-                     read_le(at + 16, 8)};
-    return header;
-}
-
-static PyObject *message_header(unsigned lane, u64 length, u64 number)
-{
-    PyObject *made = PyBytes_FromStringAndSize(NULL, HEADER);
-    if (made != NULL) {
-        unsigned char *at = (unsigned char *)PyBytes_AsString(made);
-        at[0] = MSG;
-        at[1] = 0;
-        write_le(at + 2, 2, lane);
-        write_le(at + 4, 4, length);
-        write_le(at + 8, 8, number);
-        write_le(at + 16, 8, length);
-    }
-    return made;
-}
-
-/* Outgoing */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *data, *audience, *peer, *guard, *recall, *state, *listeners, *made;
-    u64 size, number, start;
-    long lane;
-    char withdrawn, left, waits;
-} Outgoing;
 
 static void replace(PyObject **place, PyObject *by)
 {
     PyObject *old = *place;
-    Py_XINCREF(by);
-    *place = by;
+    *place = Py_NewRef(by);
     Py_XDECREF(old);
 }
 
-static int outgoing_init(PyObject *object, PyObject *args, PyObject *keywords)
+/* The header of a frame, as docs/reference/protocol.md has it: integers are little-endian. */
+
+typedef struct {
+    uint8_t kind, flags;
+    uint16_t lane;
+    uint32_t length;
+    uint64_t number, value;
+} Header;
+_Static_assert(sizeof(Header) == 24, "a header has 24 bytes");
+
+/* Message: the attributes of codec.Outgoing, which has the methods. */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *data, *audience;
+    u64 size, number, start;
+    long lane;
+    char withdrawn, left, waits, held, watched;
+} Message;
+
+static int message_init(PyObject *object, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"data", "lane", "audience", "peer", "guard", "recall", NULL};
-    Outgoing *self = (Outgoing *)object;
-    PyObject *given[6] = {NULL};
-    Py_ssize_t count = PyTuple_Size(args), i;
-    if (keywords == NULL && 1 <= count && count <= 6) { /* the usual call, faster than by the parser of the C API */
-        for (i = 0; i < count; i++)
-            given[i] = PyTuple_GetItem(args, i);
-    } else if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOOOO:Outgoing", names, &given[0], &given[1], &given[2], &given[3],
-                                            &given[4], &given[5]))
+    static char *names[] = {"data", "lane", "audience", NULL};
+    Message *self = (Message *)object;
+    PyObject *data = NULL, *lane = NULL, *audience = NULL;
+    if (keywords == NULL ? !PyArg_UnpackTuple(args, "Outgoing", 1, 3, &data, &lane, &audience) /* the faster one */
+                         : !PyArg_ParseTupleAndKeywords(args, keywords, "O|OO", names, &data, &lane, &audience))
         return -1;
-    if (PyBytes_CheckExact(given[0]))
-        self->size = (u64)PyBytes_Size(given[0]);
-    else if (get_u64(given[0], s_nbytes, &self->size))
+    if (PyBytes_CheckExact(data))
+        self->size = (u64)PyBytes_Size(data);
+    else if (get_u64(data, s_nbytes, &self->size))
         return -1;
-    self->lane = 0;
-    if (given[1] != NULL) {
-        long lane = PyLong_AsLong(given[1]);
-        if (lane == -1 && PyErr_Occurred())
-            return -1;
-        self->lane = lane;
-    }
-    replace(&self->data, given[0]);
-    if (given[2] != NULL)
-        replace(&self->audience, given[2]);
-    else {
-        Py_XDECREF(self->audience);
-        if ((self->audience = PyTuple_New(0)) == NULL)
-            return -1;
-    }
-    replace(&self->peer, given[3]);
-    replace(&self->guard, given[4]);
-    replace(&self->recall, given[5]);
-    replace(&self->state, pending);
+    self->lane = lane == NULL ? 0 : PyLong_AsLong(lane);
+    if (self->lane == -1 && PyErr_Occurred())
+        return -1;
+    replace(&self->data, data);
+    replace(&self->audience, audience == NULL ? no_audience : audience);
     return 0;
 }
 
-static int outgoing_traverse(PyObject *object, visitproc visit, void *arg)
+static int message_traverse(PyObject *object, visitproc visit, void *arg)
 {
-    Outgoing *self = (Outgoing *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->data);
-    Py_VISIT(self->audience);
-    Py_VISIT(self->peer);
-    Py_VISIT(self->guard);
-    Py_VISIT(self->recall);
-    Py_VISIT(self->state);
-    Py_VISIT(self->listeners);
-    Py_VISIT(self->made);
+    Py_VISIT(((Message *)object)->data);
+    Py_VISIT(((Message *)object)->audience);
     return 0;
 }
 
-static int outgoing_clear(PyObject *object)
+static int message_clear(PyObject *object)
 {
-    Outgoing *self = (Outgoing *)object;
-    Py_CLEAR(self->data);
-    Py_CLEAR(self->audience);
-    Py_CLEAR(self->peer);
-    Py_CLEAR(self->guard);
-    Py_CLEAR(self->recall);
-    Py_CLEAR(self->state);
-    Py_CLEAR(self->listeners);
-    Py_CLEAR(self->made);
+    Py_CLEAR(((Message *)object)->data);
+    Py_CLEAR(((Message *)object)->audience);
     return 0;
 }
 
-static void outgoing_dealloc(PyObject *object)
+static void message_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
-    outgoing_clear(object);
+    message_clear(object);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
-static PyObject *outgoing_stop(PyObject *object, void *closure)
-{
-    Outgoing *self = (Outgoing *)object;
-    return PyLong_FromUnsignedLongLong(self->start + self->size + OVERHEAD);
-}
-
-/* No Py_RETURN_NONE: the headers of Python 3.12 and 3.13 take None as immortal in it, and the module that they build is
-   also loaded by Python 3.11, which counts its references. */
-static PyObject *outgoing_withdraw(PyObject *object, PyObject *unused)
-{
-    ((Outgoing *)object)->withdrawn = 1;
-    replace(&((Outgoing *)object)->data, empty);
-    return Py_NewRef(Py_None);
-}
-
-static PyObject *outgoing_acked(PyObject *object, PyObject *unused)
-{
-    replace(&((Outgoing *)object)->data, empty);
-    return Py_NewRef(Py_None);
-}
-
-static PyObject *outgoing_fail(PyObject *object, PyObject *error)
-{
-    replace(&((Outgoing *)object)->data, empty);
-    return Py_NewRef(Py_True);
-}
-
-#define MEMBER(name, type, field) {name, type, offsetof(Outgoing, field), 0, NULL}
-static PyMemberDef outgoing_members[] = {
-    MEMBER("data", T_OBJECT, data),           MEMBER("audience", T_OBJECT, audience),
-    MEMBER("peer", T_OBJECT, peer),           MEMBER("guard", T_OBJECT, guard),
-    MEMBER("_recall", T_OBJECT, recall),      MEMBER("_state", T_OBJECT, state),
-    MEMBER("_listeners", T_OBJECT, listeners), MEMBER("_made", T_OBJECT, made),
-    MEMBER("size", T_ULONGLONG, size),        MEMBER("number", T_ULONGLONG, number),
-    MEMBER("start", T_ULONGLONG, start),      MEMBER("lane", T_LONG, lane),
-    MEMBER("withdrawn", T_BOOL, withdrawn),   MEMBER("left", T_BOOL, left),
-    MEMBER("waits", T_BOOL, waits),           {NULL, 0, 0, 0, NULL},
+#define MEMBER(name, type) {#name, type, offsetof(Message, name), 0, NULL}
+static PyMemberDef message_members[] = {
+    MEMBER(data, T_OBJECT), MEMBER(audience, T_OBJECT),   MEMBER(size, T_ULONGLONG), MEMBER(number, T_ULONGLONG),
+    MEMBER(lane, T_LONG),   MEMBER(start, T_ULONGLONG),   MEMBER(withdrawn, T_BOOL), MEMBER(left, T_BOOL),
+    MEMBER(waits, T_BOOL),  MEMBER(held, T_BOOL),         MEMBER(watched, T_BOOL),   {NULL, 0, 0, 0, NULL},
 };
-static PyMethodDef outgoing_methods[] = {
-    {"withdraw", outgoing_withdraw, METH_NOARGS, NULL},
-    {"acked", outgoing_acked, METH_NOARGS, NULL},
-    {"fail", outgoing_fail, METH_O, NULL},
-    {NULL, NULL, 0, NULL},
+static PyType_Slot message_slots[] = {
+    {Py_tp_new, PyType_GenericNew},     {Py_tp_init, message_init},   {Py_tp_dealloc, message_dealloc},
+    {Py_tp_traverse, message_traverse}, {Py_tp_clear, message_clear}, {Py_tp_members, message_members},
+    {Py_tp_doc, "The attributes of netq.protocol.codec.Outgoing."},   {0, NULL},
 };
-static PyGetSetDef outgoing_properties[] = {{"stop", outgoing_stop, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
-static PyType_Slot outgoing_slots[] = {
-    {Py_tp_new, PyType_GenericNew},         {Py_tp_init, outgoing_init},
-    {Py_tp_dealloc, outgoing_dealloc},      {Py_tp_traverse, outgoing_traverse},
-    {Py_tp_clear, outgoing_clear},          {Py_tp_members, outgoing_members},
-    {Py_tp_methods, outgoing_methods},      {Py_tp_getset, outgoing_properties},
-    {Py_tp_doc, "One message on its way to one peer; see netq/protocol/codec.py."},
-    {0, NULL},
-};
-static PyType_Spec outgoing_spec = {
-    "netq.protocol.codec.Outgoing", sizeof(Outgoing), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    outgoing_slots,
+static PyType_Spec message_spec = {
+    "netq.protocol._codec.Message", sizeof(Message), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    message_slots,
 };
 
 /* Return a new reference to the first message of a deque; NULL with an error set if there is none. */
-static Outgoing *first_of(PyObject *queue)
+static Message *first_of(PyObject *queue)
 {
     PyObject *first = PySequence_GetItem(queue, 0);
-    if (first != NULL && !PyObject_TypeCheck(first, Outgoing_type)) {
+    if (first != NULL && !PyObject_TypeCheck(first, Message_type)) {
         PyErr_SetString(PyExc_TypeError, "a queue of messages holds something else");
         Py_CLEAR(first);
     }
-    return (Outgoing *)first;
+    return (Message *)first;
 }
 
 /* batch(sender, out, small, limit, source) */
@@ -264,135 +167,106 @@ static Outgoing *first_of(PyObject *queue)
 static int append_data(PyObject *out, PyObject *data)
 {
     PyObject *buffers;
-    Py_ssize_t i, count;
-    int failed = 0;
-    if (data == NULL) {
-        PyErr_SetString(PyExc_TypeError, "a message without data");
-        return -1;
-    }
+    int failed;
     if (PyBytes_CheckExact(data))
         return PyList_Append(out, data);
-    if ((buffers = PyObject_GetAttr(data, s_buffers)) == NULL)
-        return -1;
-    count = PyList_Size(buffers);
-    for (i = 0; i < count && !failed; i++)
-        failed = PyList_Append(out, PyList_GetItem(buffers, i));
-    Py_DECREF(buffers);
-    return failed || count < 0 ? -1 : 0;
+    buffers = PyObject_GetAttr(data, s_buffers);
+    failed = buffers == NULL || PyList_SetSlice(out, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, buffers);
+    Py_XDECREF(buffers);
+    return failed ? -1 : 0;
 }
 
-/* Append `message`, the first of `source`, to `sent`; then remove it from `source`, and append its frame to `out`. */
-static int send_one(Outgoing *message, u64 number, u64 position, PyObject *out, PyObject *append, PyObject *popleft)
+typedef struct {
+    PyObject *out, *source, *append, *popleft; /* the methods sent.append and source.popleft */
+    u64 small, most, lane, number, position, size;
+} Batch;
+
+/* Append the first message of `source` to `sent`; then remove it from `source`, and append its frame to `out`. Return
+   1; 0 if it is for the general path. */
+static int send_first(Batch *b)
 {
-    PyObject *header, *done;
+    Message *message = first_of(b->source);
+    PyObject *data, *header;
+    Header h = {MSG, 0, (uint16_t)b->lane, 0, b->number, 0};
     int failed;
-    message->number = number;
-    message->start = position;
-    message->left = 1;
-    if ((header = message_header((unsigned)message->lane, message->size, number)) == NULL)
+    if (message == NULL)
         return -1;
-    if ((done = PyObject_CallFunctionObjArgs(append, (PyObject *)message, NULL)) != NULL) {
-        Py_DECREF(done);
-        done = PyObject_CallNoArgs(popleft);
+    if (message->size > b->small || message->withdrawn || (u64)message->lane != b->lane ||
+        b->position + (message->size ? message->size : 1) > b->most) {
+        Py_DECREF((PyObject *)message);
+        return 0;
     }
-    Py_XDECREF(done);
-    failed = done == NULL || PyList_Append(out, header) || append_data(out, message->data);
-    Py_DECREF(header);
-    return failed ? -1 : 0;
+    message->number = b->number++;
+    message->start = b->position;
+    message->left = 1;
+    b->position += message->size + OVERHEAD;
+    b->size += message->size + sizeof(Header);
+    data = message->data == NULL ? Py_None : message->data; /* NULL: it was made without __init__ */
+    h.length = (uint32_t)message->size;
+    h.value = message->size;
+    header = PyBytes_FromStringAndSize((const char *)&h, sizeof h);
+    failed = header == NULL || drop(PyObject_CallFunctionObjArgs(b->append, (PyObject *)message, NULL)) ||
+             drop(PyObject_CallNoArgs(b->popleft)) || PyList_Append(b->out, header) || append_data(b->out, data);
+    Py_XDECREF(header);
+    Py_DECREF((PyObject *)message);
+    return failed ? -1 : 1;
 }
 
 static PyObject *batch(PyObject *module, PyObject *args)
 {
-    PyObject *sender, *out, *source, *sent = NULL, *append = NULL, *popleft = NULL;
-    u64 small, limit, number, position, most, lane, size = 0;
-    int failed = 1;
-    long long wanted;
-    if (!PyArg_ParseTuple(args, "OO!KLO", &sender, &PyList_Type, &out, &small, &wanted, &source))
+    Batch b = {0};
+    PyObject *sender, *sent;
+    long long limit;
+    Py_ssize_t left = 0;
+    int going;
+    if (!PyArg_ParseTuple(args, "OO!KLO", &sender, &PyList_Type, &b.out, &b.small, &limit, &b.source) ||
+        get_u64(sender, s_next, &b.number) || get_u64(sender, s__position, &b.position) ||
+        get_u64(sender, s_limit, &b.most) || get_u64(sender, s_lane, &b.lane) ||
+        (sent = PyObject_GetAttr(sender, s_sent)) == NULL)
         return NULL;
-    limit = wanted > 0 ? (u64)wanted : 0;
-    if (get_u64(sender, s_next, &number) || get_u64(sender, s_position, &position) ||
-        get_u64(sender, s_limit, &most) || get_u64(sender, s_lane, &lane))
+    b.append = PyObject_GetAttr(sent, s_append);
+    b.popleft = b.append == NULL ? NULL : PyObject_GetAttr(b.source, s_popleft);
+    going = b.popleft == NULL ? -1 : 1;
+    while (going > 0 && (long long)b.size < limit && (left = PySequence_Size(b.source)) > 0)
+        going = send_first(&b);
+    Py_DECREF(sent);
+    Py_XDECREF(b.append);
+    Py_XDECREF(b.popleft);
+    if (going < 0 || left < 0 || set_u64(sender, s__position, b.position) || set_u64(sender, s_next, b.number) ||
+        set_u64(sender, s_number, b.number))
         return NULL;
-    if ((sent = PyObject_GetAttr(sender, s_sent)) == NULL || (append = PyObject_GetAttr(sent, s_append)) == NULL ||
-        (popleft = PyObject_GetAttr(source, s_popleft)) == NULL)
-        goto end;
-    while (size < limit && PySequence_Size(source) > 0) {
-        Outgoing *message = first_of(source);
-        u64 length;
-        failed = 1;
-        if (message == NULL)
-            goto end;
-        length = message->size;
-        if (length > small || message->withdrawn || position + (length ? length : 1) > most ||
-            (u64)message->lane != lane) {
-            Py_DECREF(message);
-            break;
-        }
-        failed = send_one(message, number, position, out, append, popleft);
-        Py_DECREF(message);
-        if (failed)
-            goto end;
-        number++;
-        position += length + OVERHEAD;
-        size += length + HEADER;
-    }
-    failed = set_u64(sender, s_position, position) || set_u64(sender, s_next, number) ||
-             set_u64(sender, s_number, number);
-end:
-    Py_XDECREF(sent);
-    Py_XDECREF(append);
-    Py_XDECREF(popleft);
-    return failed ? NULL : PyLong_FromUnsignedLongLong(size);
+    return PyLong_FromUnsignedLongLong(b.size);
 }
 
 /* settle(sent, number) */
 
-/* The truth value of a list, of None, or of an object without a length. */
-static int is_set(PyObject *object)
-{
-    return object != NULL && object != Py_None && (!PyList_Check(object) || PyList_Size(object) > 0);
-}
-
 static int settle_up_to(PyObject *sent, u64 number, u64 *count, u64 *size)
 {
-    PyObject *popleft = PyObject_GetAttr(sent, s_popleft), *done;
+    Py_ssize_t left;
     *count = *size = 0;
-    if (popleft == NULL)
-        return -1;
-    while (PySequence_Size(sent) > 0) {
-        Outgoing *message = first_of(sent);
-        if (message == NULL)
-            goto failed;
-        if (message->number > number) {
-            Py_DECREF(message);
-            break;
+    while ((left = PySequence_Size(sent)) > 0) {
+        Message *message = first_of(sent);
+        int failed = message == NULL;
+        if (failed || message->number > number) {
+            Py_XDECREF((PyObject *)message);
+            return failed ? -1 : 0;
         }
-        if (message->guard == NULL || message->guard == Py_None || is_set(message->listeners) ||
-            is_set(message->made) || message->state != pending) {
-            done = PyObject_CallMethodObjArgs((PyObject *)message, s_acked, NULL);
-            Py_XDECREF(done);
-        } else {
-            replace(&message->data, empty);
-            replace(&message->recall, NULL);
-            replace(&message->state, finished);
-            done = message->state;
+        if (message->watched)
+            failed = drop(PyObject_CallMethodObjArgs((PyObject *)message, s_acked, NULL));
+        else { /* as Outgoing.acked does, without the call */
+            replace(&message->data, no_data);
+            message->held = 1;
         }
-        if (done != NULL && (done = PyObject_CallNoArgs(popleft)) != NULL) {
-            Py_DECREF(done);
-            if (!message->withdrawn) {
-                ++*count;
-                *size += message->size;
-            }
+        failed = failed || PySequence_DelItem(sent, 0);
+        if (!message->withdrawn) {
+            ++*count;
+            *size += message->size;
         }
-        Py_DECREF(message);
-        if (done == NULL)
-            goto failed;
+        Py_DECREF((PyObject *)message);
+        if (failed)
+            return -1;
     }
-    Py_DECREF(popleft);
-    return 0;
-failed:
-    Py_DECREF(popleft);
-    return -1;
+    return left < 0 ? -1 : 0;
 }
 
 static PyObject *settle(PyObject *module, PyObject *args)
@@ -404,23 +278,24 @@ static PyObject *settle(PyObject *module, PyObject *args)
     return Py_BuildValue("KK", count, size);
 }
 
-/* take(session, data, low, high) */
+/* take(session, data, low, high). Its parts return 1 if they have received something, and 0 if the next frame is for
+   the general path. */
 
 typedef struct {
-    PyObject *session, *peer, *receivers, *senders, *arrived, *owed;
-    const unsigned char *data;
+    PyObject *session, *peer;
+    const char *data;
     u64 low, high, small;
 } Taking;
 
 static int is_whole(const Taking *t, const Header *h)
 {
     return h->kind == MSG && !h->flags && h->length == h->value && h->length <= t->small &&
-           t->low + HEADER + h->length <= t->high;
+           t->low + sizeof *h + h->length <= t->high;
 }
 
 static PyObject *make_item(const Taking *t, const Header *h, PyObject *receiver, u64 mark)
 {
-    PyObject *body = PyBytes_FromStringAndSize((const char *)t->data + t->low + HEADER, (Py_ssize_t)h->length);
+    PyObject *body = PyBytes_FromStringAndSize(t->data + t->low + sizeof *h, (Py_ssize_t)h->length);
     PyObject *at = PyLong_FromUnsignedLongLong(mark), *item = NULL;
     if (body != NULL && at != NULL)
         item = PyTuple_Pack(4, t->peer, body, receiver, at);
@@ -432,70 +307,54 @@ static PyObject *make_item(const Taking *t, const Header *h, PyObject *receiver,
 /* Pass the items of `whole` to the session, and count them. */
 static int commit(const Taking *t, PyObject *receiver, PyObject *lane, PyObject *whole, u64 held, u64 start, u64 size)
 {
-    PyObject *done = PyObject_CallMethodObjArgs(t->arrived, s_extend, whole, NULL);
-    if (done == NULL)
-        return -1;
-    Py_DECREF(done);
-    return set_u64(receiver, s_held, held) || set_u64(receiver, s_start, start) ||
-                   PyObject_SetItem(t->owed, lane, receiver) ||
-                   add_u64(t->session, s_messages_in, (u64)PyList_Size(whole)) ||
-                   add_u64(t->session, s_bytes_in, size)
-               ? -1
-               : 0;
+    PyObject *arrived = PyObject_GetAttr(t->session, s_arrived), *owed = NULL;
+    int failed = arrived == NULL || drop(PyObject_CallMethodObjArgs(arrived, s_extend, whole, NULL)) ||
+                 (owed = PyObject_GetAttr(t->session, s_owed)) == NULL ||
+                 set_u64(receiver, s_held, held) || set_u64(receiver, s_start, start) ||
+                 PyObject_SetItem(owed, lane, receiver) ||
+                 add_u64(t->session, s_messages_in, (u64)PyList_Size(whole)) || add_u64(t->session, s_bytes_in, size);
+    Py_XDECREF(arrived);
+    Py_XDECREF(owed);
+    return failed ? -1 : 0;
 }
 
-/* Receive consecutive messages of one lane. Return how many; -1 with an error set. */
-static Py_ssize_t take_messages(Taking *t, Header h, PyObject *receiver, PyObject *lane)
+/* Receive consecutive messages of one lane. */
+static int take_messages(Taking *t, Header h, PyObject *receiver, PyObject *lane)
 {
-    u64 held, start, limit, cancelled, claimed, size = 0, mark;
-    unsigned lane_number = h.lane;
+    u64 held, start, limit, cancelled, claimed, size = 0;
+    const unsigned lane_number = h.lane;
     PyObject *parts = PyObject_GetAttr(receiver, s_parts), *whole;
-    Py_ssize_t count;
-    if (parts == NULL)
+    Py_ssize_t count = parts == NULL ? -1 : PyList_Size(parts);
+    int failed = 0;
+    Py_XDECREF(parts);
+    if (count < 0 || get_u64(receiver, s_claimed, &claimed))
         return -1;
-    count = PyList_Size(parts);
-    Py_DECREF(parts);
-    if (count || get_u64(receiver, s_claimed, &claimed))
-        return count < 0 || !count ? -1 : 0; /* count > 0: a message has begun */
-    if (claimed)
-        return 0; /* the budget has granted a claim: see receiver.py */
+    if (count || claimed)
+        return 0; /* a message has begun, or the budget has granted a claim: see receiver.py */
     if (get_u64(receiver, s_held, &held) || get_u64(receiver, s_start, &start) ||
         get_u64(receiver, s_limit, &limit) || get_u64(receiver, s_cancelled, &cancelled) ||
         (whole = PyList_New(0)) == NULL)
         return -1;
-    mark = start - cancelled;
-    while (h.number == held + 1 && is_whole(t, &h) && start + (h.length ? h.length : 1) <= limit) {
-        PyObject *item;
-        int failed;
-        u64 more = h.length + OVERHEAD;
-        if ((item = make_item(t, &h, receiver, mark + more)) == NULL)
-            goto failed;
-        failed = PyList_Append(whole, item);
-        Py_DECREF(item);
-        if (failed)
-            goto failed;
+    while (!failed && h.lane == lane_number && h.number == held + 1 && is_whole(t, &h) &&
+           start + (h.length ? h.length : 1) <= limit) {
+        PyObject *item = make_item(t, &h, receiver, start - cancelled + h.length + OVERHEAD);
+        failed = item == NULL || PyList_Append(whole, item);
+        Py_XDECREF(item);
         held = h.number;
         size += h.length;
-        start += more;
-        mark += more;
-        t->low += HEADER + h.length;
-        if (t->high - t->low < HEADER)
+        start += h.length + OVERHEAD;
+        t->low += sizeof h + h.length;
+        if (t->high - t->low < sizeof h)
             break;
-        h = read_header(t->data + t->low);
-        if (h.lane != lane_number)
-            break;
+        memcpy(&h, t->data + t->low, sizeof h);
     }
     count = PyList_Size(whole);
-    if (count && commit(t, receiver, lane, whole, held, start, size))
-        goto failed;
+    failed = failed || (count && commit(t, receiver, lane, whole, held, start, size));
     Py_DECREF(whole);
-    return count;
-failed:
-    Py_DECREF(whole);
-    return -1;
+    return failed ? -1 : count > 0;
 }
 
-/* Settle what an ACK acknowledges. Return 1; 0 if the ACK is for the general path; -1 with an error set. */
+/* Settle what an ACK acknowledges. */
 static int take_ack(Taking *t, const Header *h, PyObject *sender)
 {
     u64 next, limit, count, size;
@@ -507,39 +366,34 @@ static int take_ack(Taking *t, const Header *h, PyObject *sender)
         return 0;
     if ((sent = PyObject_GetAttr(sender, s_sent)) == NULL)
         return -1;
-    failed = settle_up_to(sent, h->number, &count, &size);
+    failed = settle_up_to(sent, h->number, &count, &size) || add_u64(t->session, s_messages_out, count) ||
+             add_u64(t->session, s_bytes_out, size) || get_u64(sender, s_limit, &limit) ||
+             (h->value > limit && set_u64(sender, s_limit, h->value));
     Py_DECREF(sent);
-    if (failed || add_u64(t->session, s_messages_out, count) || add_u64(t->session, s_bytes_out, size) ||
-        get_u64(sender, s_limit, &limit) || (h->value > limit && set_u64(sender, s_limit, h->value)))
-        return -1;
-    t->low += HEADER;
-    return 1;
+    t->low += sizeof *h;
+    return failed ? -1 : 1;
 }
 
-/* Return 1 if frames were received, 0 if the next is for the general path, -1 with an error set. */
 static int take_next(Taking *t)
 {
-    Header h = read_header(t->data + t->low);
-    PyObject *lane, *half;
-    int taken;
+    Header h;
+    PyObject *lane, *halves = NULL, *half;
+    int taken = -1;
+    memcpy(&h, t->data + t->low, sizeof h);
     if (h.kind != MSG && h.kind != ACK)
         return 0;
-    if ((lane = PyLong_FromUnsignedLong(h.lane)) == NULL)
-        return -1;
-    half = PyDict_GetItemWithError(h.kind == MSG ? t->receivers : t->senders, lane);
-    if (half == NULL)
-        taken = PyErr_Occurred() ? -1 : 0;
-    else {
-        Py_INCREF(half);
-        if (h.kind == ACK)
-            taken = take_ack(t, &h, half);
+    lane = PyLong_FromLong(h.lane);
+    if (lane != NULL && (halves = PyObject_GetAttr(t->session, h.kind == MSG ? s_receivers : s_senders)) != NULL) {
+        if ((half = PyDict_GetItemWithError(halves, lane)) == NULL)
+            taken = PyErr_Occurred() ? -1 : 0;
         else {
-            Py_ssize_t count = take_messages(t, h, half, lane);
-            taken = count < 0 ? -1 : count > 0;
+            Py_INCREF(half);
+            taken = h.kind == MSG ? take_messages(t, h, half, lane) : take_ack(t, &h, half);
+            Py_DECREF(half);
         }
-        Py_DECREF(half);
     }
-    Py_DECREF(lane);
+    Py_XDECREF(lane);
+    Py_XDECREF(halves);
     return taken;
 }
 
@@ -548,29 +402,21 @@ static PyObject *take(PyObject *module, PyObject *args)
     Taking t = {0};
     PyObject *data;
     Py_buffer view;
-    int going = -1;
+    int taken = -1;
     if (!PyArg_ParseTuple(args, "OOKK", &t.session, &data, &t.low, &t.high) ||
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE))
         return NULL;
     t.data = view.buf;
     t.peer = PyObject_GetAttr(t.session, s_peer);
-    t.receivers = PyObject_GetAttr(t.session, s_receivers);
-    t.senders = PyObject_GetAttr(t.session, s_senders);
-    t.arrived = PyObject_GetAttr(t.session, s_arrived);
-    t.owed = PyObject_GetAttr(t.session, s_owed);
     if (t.high > (u64)view.len)
         PyErr_SetString(PyExc_ValueError, "high lies behind the data");
-    else if (t.peer && t.receivers && t.senders && t.arrived && t.owed && !get_u64(t.session, s_small, &t.small))
+    else if (t.peer != NULL && !get_u64(t.session, s_small, &t.small))
         do
-            going = t.high - t.low >= HEADER && t.low < t.high ? take_next(&t) : 0;
-        while (going > 0);
+            taken = t.low < t.high && t.high - t.low >= sizeof(Header) ? take_next(&t) : 0;
+        while (taken > 0);
     Py_XDECREF(t.peer);
-    Py_XDECREF(t.receivers);
-    Py_XDECREF(t.senders);
-    Py_XDECREF(t.arrived);
-    Py_XDECREF(t.owed);
     PyBuffer_Release(&view);
-    return going < 0 ? NULL : PyLong_FromUnsignedLongLong(t.low);
+    return taken < 0 ? NULL : PyLong_FromUnsignedLongLong(t.low);
 }
 
 /* The module. */
@@ -581,39 +427,20 @@ static PyMethodDef functions[] = {
     {"take", take, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "netq.protocol._codec", NULL, -1, functions, NULL, NULL, NULL, NULL};
-
-static const struct {
-    PyObject **name;
-    const char *text;
-} strings[] = {
-    {&s_next, "next"},           {&s_position, "_position"},   {&s_sent, "sent"},         {&s_lane, "lane"},
-    {&s_limit, "limit"},         {&s_number, "number"},        {&s_buffers, "buffers"},   {&s_nbytes, "nbytes"},
-    {&s_append, "append"},       {&s_popleft, "popleft"},      {&s_acked, "acked"},       {&s_peer, "peer"},
-    {&s_small, "small"},         {&s_receivers, "receivers"},  {&s_senders, "senders"},   {&s_arrived, "arrived"},
-    {&s_owed, "owed"},           {&s_extend, "extend"},        {&s_parts, "parts"},       {&s_claimed, "claimed"},
-    {&s_held, "held"},           {&s_start, "start"},          {&s_cancelled, "cancelled"},
-    {&s_messages_in, "messages_in"}, {&s_messages_out, "messages_out"}, {&s_bytes_in, "bytes_in"},
-    {&s_bytes_out, "bytes_out"}, {&pending, "PENDING"},        {&finished, "FINISHED"},
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "netq.protocol._codec", NULL, -1, functions, NULL, NULL, NULL, NULL,
 };
+
+#define INTERN(name) || (s_##name = PyUnicode_InternFromString(#name)) == NULL
 
 PyMODINIT_FUNC PyInit__codec(void)
 {
-    PyObject *module = PyModule_Create(&definition);
-    size_t i;
-    if (module == NULL)
+    PyObject *module;
+    if ((no_data = PyBytes_FromStringAndSize(NULL, 0)) == NULL || (no_audience = PyTuple_New(0)) == NULL ||
+        (Message_type = (PyTypeObject *)PyType_FromSpec(&message_spec)) == NULL NAMES(INTERN))
         return NULL;
-    for (i = 0; i < sizeof strings / sizeof *strings; i++)
-        if ((*strings[i].name = PyUnicode_InternFromString(strings[i].text)) == NULL)
-            goto failed;
-    if ((empty = PyBytes_FromStringAndSize(NULL, 0)) == NULL ||
-        (Outgoing_type = (PyTypeObject *)PyType_FromSpec(&outgoing_spec)) == NULL)
-        goto failed;
-    Py_INCREF((PyObject *)Outgoing_type);
-    if (PyModule_AddObject(module, "Outgoing", (PyObject *)Outgoing_type) == 0)
-        return module;
-    Py_DECREF((PyObject *)Outgoing_type);
-failed:
-    Py_DECREF(module);
-    return NULL;
+    module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddObjectRef(module, "Message", (PyObject *)Message_type))
+        Py_CLEAR(module);
+    return module;
 }

@@ -1,8 +1,9 @@
 """The inner loops for small messages: an outgoing message, its frame, its acknowledgement. No socket, clock or thread.
 
-`netq/protocol/_codec.c` implements the same in C. Where it is built, it replaces the class and the three functions
-below, unless the environment has NETQ_PURE=1. Both behave alike, and the tests run both: change both together. Large
-messages, chunks, cancelling and illegal frames are handled in Python only, by sender.py, receiver.py and session.py.
+`netq/protocol/_codec.c` implements the same in C. Where it is built, it replaces the attributes of the class and the
+three functions below, unless the environment has NETQ_PURE=1. Both behave alike, and the tests run both: change both
+together. Large messages, chunks, cancelling and illegal frames are handled in Python only, by sender.py, receiver.py
+and session.py.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ import os
 import struct
 import uuid
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from netq.protocol.wire import HEADER_SIZE, OVERHEAD
 from netq.utils.stream import Stream
 
-PENDING, FINISHED = "PENDING", "FINISHED"  # states of a future, as in concurrent.futures
 _MSG, _ACK = 2, 3  # wire.Kind as plain numbers: comparing with an enum member is slower
 _HEADER = struct.Struct("<BBHIQQ")
 _pack, _unpack = _HEADER.pack, _HEADER.unpack_from
@@ -66,34 +65,20 @@ class Outgoing:
 
     data:      its bytes. They are released when the peer holds them, and when the message is cancelled or has failed.
     audience:  all peers to which the same data goes, if there are several.
-    peer, guard, recall:  see netq/runtime/delivery.py.
     """
 
     number = start = 0  # its number and position in the lane; number 0: it has none yet
     withdrawn = False  # cancelled
     left = False  # its last byte has left, so it cannot be cancelled any more
     waits = False  # it is in `Sender.waiting`: no byte of it has left
-    # For Delivery, the subclass that is also a future.
-    _state = PENDING
-    _listeners: list[Any] | None = None  # callbacks
-    _made: Any = None  # the Condition, once concurrent.futures has asked for it
+    held = False  # the peer has acknowledged it
+    watched = False  # `acked` is called when the peer holds it; otherwise it is only marked as `held`
 
-    def __init__(
-        self,
-        data: Stream | bytes,
-        lane: int = 0,
-        audience: tuple[uuid.UUID, ...] = (),
-        peer: uuid.UUID | None = None,
-        guard: Any = None,
-        recall: Callable[..., object] | None = None,
-    ) -> None:
+    def __init__(self, data: Stream | bytes, lane: int = 0, audience: tuple[uuid.UUID, ...] = ()) -> None:
         self.data = data
         self.size = len(data) if type(data) is bytes else cast(Stream, data).nbytes
         self.lane = lane
         self.audience = audience
-        self.peer = peer
-        self.guard = guard
-        self._recall = recall
 
     @property
     def stop(self) -> int:
@@ -108,6 +93,7 @@ class Outgoing:
     def acked(self) -> None:
         """Release its bytes: the peer holds the message. Harmless if it is called again."""
         self.data = b""
+        self.held = True
 
     def fail(self, error: Exception) -> bool:
         """Release its bytes: it will not be delivered, or that is unknown. Return False if it has ended before."""
@@ -150,12 +136,11 @@ def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
         message = sent[0]
         if message.number > number:
             break
-        if message.guard is None or message._listeners or message._made or message._state is not PENDING:
+        if message.watched:
             message.acked()
-        else:  # a pending Delivery for which nothing waits: do what its `acked` does, without the call
+        else:  # as Outgoing.acked does, without the call
             message.data = b""
-            message._recall = None
-            message._state = FINISHED
+            message.held = True
         sent.popleft()
         if not message.withdrawn:
             count += 1
@@ -223,4 +208,10 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
 
 if not TYPE_CHECKING and os.environ.get("NETQ_PURE", "0") in ("", "0"):
     with contextlib.suppress(ImportError):
-        from netq.protocol._codec import Outgoing, batch, settle, take  # noqa: F401
+        from netq.protocol._codec import Message, batch, settle, take  # noqa: F401
+
+        class Outgoing(Message):
+            """One message on its way to one peer: the methods as above, the attributes in C."""
+
+            __slots__ = ()
+            stop, withdraw, acked, fail = Outgoing.stop, Outgoing.withdraw, Outgoing.acked, Outgoing.fail

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -19,9 +20,10 @@ from netq.io.baton import is_owned
 from netq.io.condition import deadline_of
 from netq.io.interrupts import raised_by_handler
 from netq.log import log
-from netq.protocol.codec import FINISHED, PENDING, Outgoing
+from netq.protocol.codec import Outgoing
 from netq.runtime.undelivered import Undelivered, Unseen
 
+_PENDING, _FINISHED = "PENDING", "FINISHED"  # as in concurrent.futures
 _CANCELLED = "CANCELLED_AND_NOTIFIED"
 _CANCEL_TIME = 1.0  # seconds for which `cancel` waits for the baton; a turn of the loop takes some milliseconds
 
@@ -94,13 +96,18 @@ class Delivery(Outgoing, Future[None]):
     wait for a delivery of the parent, or change it, raises RuntimeError.
     """
 
-    # The guard is the baton of the peer's loop: a thread holds it to change a Delivery. The condition, the list of
-    # callbacks and the list of waiters are made when they are first needed, and Future.__init__ is not called, because
-    # most programs never wait for most deliveries.
+    # The guard is the baton of the peer's loop: a thread holds it to change a Delivery. `recall(self)` is called after
+    # a cancel, in any thread. The code that makes a Delivery sets the three slots, because an __init__ would take twice
+    # as long. Future.__init__ is not called either: most programs never wait for most deliveries, so the condition, the
+    # list of callbacks and the list of waiters are made when they are first needed.
 
+    __slots__ = ("guard", "peer", "recall")
     guard: Guard
+    peer: uuid.UUID | None
+    recall: Callable[[Outgoing], object] | None
     bounded = True  # queue_size and queue_bytes hold for it
-    _ending: str | None = None  # the final state, while concurrent.futures does not know it yet
+    _listeners: list[Callable[[Future[None]], object]] | None = None  # callbacks
+    _told: str | None = None  # the state that concurrent.futures knows, once it has asked for the condition
     _result = None
     _exception: BaseException | None = None
     _futures: tuple[Delivery, ...] | None = None  # the parts of the future of several
@@ -124,8 +131,8 @@ class Delivery(Outgoing, Future[None]):
         cancelled = [future._take_back(deadline) for future in self.futures]  # all, also after a failure
         if self._futures and all(future.done() for future in self._futures):
             self._conclude()
-            if self._made is not None and self._ending:
-                self._end_for_library(self._ending)
+            if self._told is _PENDING and self._outcome is not _PENDING:
+                self._end_for_library()
         return all(cancelled)
 
     def _take_back(self, deadline: float) -> bool:
@@ -135,36 +142,36 @@ class Delivery(Outgoing, Future[None]):
         if is_owned(self.guard.lock):
             return self.cancelled()
         self.guard.try_hold(self._withdraw, max(0.0, deadline - time.monotonic()))
-        if _CANCELLED not in (self._state, self._ending):
+        if not self.withdrawn:
             return False
         self._tell_withdrawn()
         self.guard.run_late_deferred()
         return True
 
     def _withdraw(self) -> None:
-        if self._state is PENDING and not (self.left or self._ending):
+        if self._outcome is _PENDING and not self.left:
             self.guard.defer(self._finish_withdrawal)  # before all changes: a signal handler may raise at any of them
             self.withdraw()
-            self._end(_CANCELLED)
+            self._end()
 
     def _finish_withdrawal(self) -> None:
         """Do what the thread that cancels has not done, if it was interrupted. Harmless if it was not."""
         if not self.guard.try_hold(self._end_withdrawn):
             self.guard.defer(self._finish_withdrawal)
-        elif _CANCELLED in (self._state, self._ending):
+        elif self.withdrawn:
             self._tell_withdrawn()
 
     def _end_withdrawn(self) -> None:
-        if self.withdrawn and self._exception is None:
-            self._end(_CANCELLED)
+        if self.withdrawn:
+            self._end()
 
     def _tell_withdrawn(self) -> None:
         """Be done for concurrent.futures too, and recall the message. Without the baton. Harmless if repeated."""
-        if self._made is not None:
-            self._end_for_library(_CANCELLED)
-        if (recall := self._recall) is not None:
+        if self._told is not None:
+            self._end_for_library()
+        if (recall := self.recall) is not None:
             recall(self)
-            self._recall = None
+            self.recall = None
 
     def __repr__(self) -> str:  # that of Future locks the condition
         error = "" if self._exception is None else f" raised {type(self._exception).__name__}"
@@ -177,11 +184,23 @@ class Delivery(Outgoing, Future[None]):
 
     def running(self) -> bool:
         """Return whether it cannot be taken back any more, and is not done."""
-        return self.left and self._state is PENDING
+        return self.left and self._state is _PENDING
 
     def done(self) -> bool:
         """Return whether it is known how it ended."""
-        return self._state is not PENDING
+        return self._state is not _PENDING
+
+    @property
+    def _outcome(self) -> str:
+        """What has become of the message."""
+        if self.withdrawn:
+            return _CANCELLED
+        return _FINISHED if self.held or self._exception is not None else _PENDING
+
+    @property
+    def _state(self) -> str:  # type: ignore[override]
+        """The state of the future. concurrent.futures reads it with the condition locked, under which it changes."""
+        return self._told or self._outcome
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call `fn(self)` when it is done, in a thread of netq, where it must not wait. If it is done, call it now."""
@@ -205,16 +224,17 @@ class Delivery(Outgoing, Future[None]):
             log.exception("a callback of a delivery failed")
 
     def _add_listener(self, fn: Callable[[Future[None]], object], ended: list[bool]) -> None:
-        if self._state is not PENDING:
+        if self._state is not _PENDING:
             ended.append(True)
-        elif self._listeners is None:
-            self._listeners = [fn]
         else:
+            self.watched = True
+            if self._listeners is None:
+                self._listeners = []
             self._listeners.append(fn)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is done; return what `result` would raise, or None. Raises CancelledError, TimeoutError."""
-        if self._state is PENDING:
+        if self._state is _PENDING:
             self._look()
             if not self._wait(timeout):
                 raise TimeoutError
@@ -237,24 +257,20 @@ class Delivery(Outgoing, Future[None]):
 
     def acked(self) -> None:
         """Note that the peer holds the message. Harmless if it is done."""
-        self.data = b""
-        self._recall = None
-        if self._listeners is None and self._made is None:
-            if self._state is PENDING:
-                self._state = FINISHED
-        else:
-            self._end(FINISHED)
+        super().acked()
+        self.recall = None
+        self._end()
 
     def fail(self, error: Exception) -> bool:
         """Fail: the peer will never hold it, or it is unknown whether it does. Return False if it is done already."""
-        if self._state is not PENDING or self._ending:
+        if self._outcome is not _PENDING:
             return False
         self.data = b""
-        self._recall = None
-        self._exception = error
+        self.recall = None
         error.__traceback__ = None  # its frames refer to this: to drop it would not free it
         self._unseen = self.guard.ledger.failed(self.peer, error, looked_at=self._looked_at)
-        self._end(FINISHED)
+        self._exception = error  # now it is done
+        self._end()
         return True
 
     def _look(self, whole: Delivery | None = None) -> None:
@@ -269,13 +285,13 @@ class Delivery(Outgoing, Future[None]):
     def _note_look(self, whole: Delivery | None) -> None:
         self._looked_at = True
         unseen, self._unseen = self._unseen, None
-        if whole is not None and self._state is PENDING:
+        if whole is not None and self._state is _PENDING:
             self._whole = whole  # from now on it has to conclude that
         if unseen is not None:
             unseen.look()
 
     def _check_not_forked(self, name: str) -> None:
-        if self._state is PENDING:
+        if self._state is _PENDING:
             self.guard.check_not_forked(f"{name}()")
 
     def _conclude(self) -> None:
@@ -285,28 +301,28 @@ class Delivery(Outgoing, Future[None]):
 
     def _take_outcome(self) -> None:
         errors = [error for future in self.futures if (error := future._exception)]
-        self._exception = errors[0] if errors else None
-        self._end(_CANCELLED if all(future.cancelled() for future in self.futures) else FINISHED)
+        if errors:
+            self._exception = errors[0]
+        elif all(future.cancelled() for future in self.futures):
+            self.withdraw()
+        else:
+            self.held = True
+        self._end()
 
     def _hold(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` with the baton: now, or in the loop's thread if another one has it for long."""
         if not self.guard.try_hold(functools.partial(function, *args)):
             self.guard.defer(self._hold, function, *args)
 
-    def _end(self, state: str) -> None:
-        """Be done, and call the callbacks. Harmless afterwards: an interrupted thread may have begun it."""
-        # Most deliveries have no condition: then to be done is one store. Otherwise a thread in concurrent.futures.wait
-        # may hold the condition, for long if it was descheduled. The holder of the baton must not wait for it, so the
-        # loop's thread changes the state afterwards, without the baton; `_ending` keeps a second outcome away until
-        # then. All is deferred before it is noted, and only what runs later removes a callback from the list: after an
-        # exception in between, a second call of this defers it again, and a callback is still called once.
-        if self._made is None:
-            if self._state is PENDING:
-                self._state = state
-        elif self._state is PENDING and not self._ending:  # deferred: another thread may hold the condition for long
-            self.guard.defer(self._end_for_library, state)
-            self._ending = state
-        if self._listeners and self._state is not PENDING:  # otherwise _end_for_library comes back here
+    def _end(self) -> None:
+        """Tell all that wait for it that it is done. Harmless afterwards: an interrupted thread may have begun it."""
+        # Most deliveries have no condition. Otherwise a thread in concurrent.futures.wait may hold the condition, for
+        # long if it was descheduled. The holder of the baton must not wait for it, so the loop's thread changes
+        # `_told`, without the baton. Only what runs later removes a callback from the list: after an exception a second
+        # call of this defers it again, and a callback is still called once.
+        if self._told is _PENDING:
+            self.guard.defer(self._end_for_library)  # which comes back here
+        elif self._listeners:
             self.guard.defer(self._call_listeners)
 
     def _call_listeners(self) -> None:
@@ -317,19 +333,19 @@ class Delivery(Outgoing, Future[None]):
                 return
             _call(listener, self)
 
-    def _end_for_library(self, state: str) -> None:
-        """Be done for concurrent.futures too, which has made the condition."""
+    def _end_for_library(self) -> None:
+        """Be done for concurrent.futures too, which has the condition."""
         with self._made_lock:  # not `_made`, whose `__enter__` a signal handler can leave with the lock held
-            if self._state is PENDING:
+            if self._told is _PENDING:
                 for waiter in self._waiters:
-                    if state is _CANCELLED:
+                    if self.withdrawn:
                         waiter.add_cancelled(self)
                     elif self._exception is not None:
                         waiter.add_exception(self)
                     else:
                         waiter.add_result(self)
-                self._state = state  # last: the loop's thread repeats this if the thread that cancels is interrupted
-        self._hold(self._end, state)
+                self._told = self._outcome  # last: the loop repeats this if the thread that cancels is interrupted
+        self._hold(self._end)
 
     def _poll(self, wait_lock: threading.Lock, deadline: float) -> None:
         """Poll until it is done, or another thread has to poll."""
@@ -371,28 +387,31 @@ class Delivery(Outgoing, Future[None]):
                 self._waiters: list[Any] = []
             if self.guard.forked:
                 return IN_FORK
-            if self._made is None:
+            if self._told is None:
+                self.watched = True
                 self._made_lock = threading.RLock()
                 self._made = threading.Condition(self._made_lock)
-            made: threading.Condition = self._made
-            return made
+                self._told = self._outcome  # last: if this is interrupted, the next call does it all
+            return self._made
 
 
 class Copy(Outgoing):
     """A message to one of many peers, without a future: only its failure is told.
 
-    `recall` is called with the peer and the error then, in a thread of netq, without the baton. It must not wait.
+    `failed` is called with the peer and the error then, in a thread of netq, without the baton. It must not wait.
     """
 
-    __slots__ = ()
+    __slots__ = ("failed", "guard", "peer")
+    guard: Guard
+    peer: uuid.UUID
+    failed: Callable[[uuid.UUID, Exception], object] | None
 
     def fail(self, error: Exception) -> bool:
         """Fail: the peer will never hold it, or it is unknown whether it does. Return False if it is done already."""
-        if self._state is not PENDING:
+        failed, self.failed = self.failed, None
+        if self.held or failed is None:
             return False
         self.data = b""
-        self._state = FINISHED
-        failed, self._recall = self._recall, None
         self.guard.ledger.failed(self.peer, error, looked_at=True)
         self.guard.defer(failed, self.peer, error)
         return True
@@ -402,7 +421,8 @@ def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
     """Return one future of several. Without any it is done."""
     if len(futures) == 1:
         return futures[0]
-    whole = Delivery(b"", guard=guard)
+    whole = Delivery(b"")
+    whole.peer, whole.guard, whole.recall = None, guard, None
     whole._futures = tuple(futures)
     if not futures:
         whole.acked()

@@ -49,7 +49,7 @@ from netq.utils.secret import is_same_secret, new_token
 _LOG_TIME = 1.0  # seconds for which `close` waits for the log's handlers, which are the user's
 _QUIET = 60.0  # seconds for which the log stays quiet about a host after one of its clients is admitted
 _REVOCATION_PERIOD = 2.0  # seconds after which the list of revoked certificates is looked at again
-_TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
+_SWEEP_PERIOD = 10.0  # seconds after which old sessions that were never used end
 _MOST_UNUSED = 1024  # absent sessions without a message: some 10 MiB
 _MOST_ALIKE = 8  # ids with one hash: clients can choose them so, and each table of peers would search all of them
 _UNUSED_TIME = 60.0  # seconds for which such a session waits for its client: the first message may have been cut
@@ -176,6 +176,7 @@ class Endpoint:
     def _run(self) -> None:
         try:
             self._watch_revocations()
+            self._sweep()
             for loop in self.loops:
                 self._trim_memory(loop)
                 self._watch_stalls(loop)
@@ -382,12 +383,15 @@ class Endpoint:
         return Peer(self, loop, self.options.connection, session)
 
     def _trim_memory(self, loop: Loop) -> None:
-        """Give back memory that was not used for a while."""
+        """Give back memory that no message has used for a heartbeat."""
         self._memories[loop].age()
-        if loop is self.home:
-            self.undelivered.fold()
-            self._end_old_unused()
-        loop.at(time.monotonic() + _TRIM_PERIOD, self._trim_memory, loop)
+        loop.at(time.monotonic() + self.options.connection.heartbeat, self._trim_memory, loop)
+
+    def _sweep(self) -> None:
+        """Forget what has become old."""
+        self.undelivered.fold()
+        self._end_old_unused()
+        self.home.at(time.monotonic() + _SWEEP_PERIOD, self._sweep)
 
     def _watch_stalls(self, loop: Loop) -> None:
         """Say in the log why messages do not come."""

@@ -273,13 +273,15 @@ class Inbox:
 
     def put_back(self, item: Item) -> None:
         """Make a message that was taken the next of its peer again: the wait for it was broken off."""
+        id, data, receiver, mark = item
+        peer = id.int
         with self.lock:
             self._sort()
-            peer = item[0].int
             if peer not in self.queues:
                 self.queues[peer] = deque()
                 self._turns[peer] = next(self._numbers)
-            self.queues[peer].appendleft(item)
+            # Another thread may have taken later messages meanwhile. Their room is not to be taken back.
+            self.queues[peer].appendleft((id, data, receiver, max(mark, receiver.taken_room)))
             self._serve({peer})
 
     def leave(self, waiter: Waiter) -> None:
@@ -298,6 +300,13 @@ class Inbox:
                     self._turns[peer] = -next(self._numbers)
                 ready.add(peer)
             self._serve(ready)
+
+    def drop_reservations(self, error: Closed) -> None:
+        """Fail the waiters that have a reservation: one of them was interrupted, and will never take its message."""
+        with self.lock:
+            for waiter in [waiter for waiters in self._reserved.values() for waiter in waiters]:
+                waiter.reserved, waiter.error = None, error
+            self._reserved.clear()
 
     # Under the lock.
 

@@ -2,8 +2,8 @@
 
 Owned by a loop; it never waits and never retries. A user's thread that holds the loop's baton sends and receives as the
 loop's thread does, messages of every size. What only the loop's thread may do it leaves to that: a handshake, the
-events of a connection, errors, the end of the link.
-What differs between the streams, such as the events that the loop watches, is theirs (ByteStream in netq/io/sockets.py).
+events of a connection, errors, the end of the link. What differs between the streams, such as the events that the loop
+watches, is theirs (ByteStream in netq/io/sockets.py).
 
     connection.to_send ──► _unsent ──► stream.send ──► the socket's queue, or the ring ──► peer
     peer ──► stream.recv_into ──► connection.buffer ──► connection.received ──► listener.deliver
@@ -156,7 +156,10 @@ class Link:
             # The ACK travels with the user's answer, which often follows. Otherwise it leaves when this thread waits
             # again, or after a millisecond.
             if self.connection.owes:
-                self._baton.flush_later_from_loop(self.peer)
+                if is_own:
+                    self._baton.flush_later_from_loop(self.peer)
+                else:
+                    self._baton.flush_later(self.peer)  # which ends a long park of the loop's thread
             return
         self._guarded(self._send)
         if self._closing and not self._ended:

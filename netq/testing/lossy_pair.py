@@ -56,6 +56,7 @@ class TrackedMessage(Outgoing):
     def __init__(self, end: End, stream: Stream, lane: int) -> None:
         super().__init__(stream, lane)
         self._end = end
+        self.watched = True
 
     def acked(self) -> None:
         """Note that the other end has the message."""

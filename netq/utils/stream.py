@@ -200,20 +200,6 @@ class StreamSerializer:
         return stream
 
 
-def stream_of(dumped: object, dump: Callable[[Any], object]) -> Stream:
-    """Return the result of `dump` as a Stream. Raises SerializationError if it is neither a Stream nor a buffer."""
-    if isinstance(dumped, Stream):
-        return dumped
-    try:
-        return Stream([dumped])  # type: ignore[list-item]
-    except (TypeError, BufferError) as error:
-        name = f"{dump.__module__}.{dump.__qualname__}" if hasattr(dump, "__qualname__") else repr(dump)
-        raise SerializationError(
-            f"put: the serialiser {name} returned a {type(dumped).__name__}; expected bytes, another contiguous "
-            f"buffer, or a netq.utils.stream.Stream ({error})"
-        ) from error
-
-
 class PickleSerializer:
     """Pickle, protocol 5, with large buffers out of band.
 
@@ -227,6 +213,8 @@ class PickleSerializer:
     load:  takes a persistent identifier; returns the object. Default: refuse all.
     bounded: with `allow`: whether the number of a message's opcodes is bounded. False: for a file of one's own.
     """
+
+    loads_bytes = True  # `load` takes bytes, too: see netq/utils/serializer.py
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from fl.tensors.serialization import dump, load, serialization
 from fl.tensors.storage import STORAGE, Storage
 from netq.errors import SerializationError, Unreadable
 from netq.protocol.memory import Memory
-from netq.utils.into import loader
+from netq.utils.serializer import Serializer
 from netq.utils.stream import PickleSerializer, Stream
 
 NUMPY = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16", ">i4", ">f4", ">c16")
@@ -131,7 +131,7 @@ def test_tensors_and_arrays_go_into_memory_that_is_there() -> None:
     sent: dict[str, Any] = {"w": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), "b": np.arange(3.0)[::-1].copy()}
     weights, bias = torch.zeros(2, 3, dtype=torch.bfloat16), np.zeros(3)
     into = [weights.view(torch.int16).numpy(), bias]
-    loaded = loader(options.load, into)(Stream([bytes(options.dump(sent))]))
+    loaded = Serializer(options.dump, options.load).loader(into)(Stream([bytes(options.dump(sent))]))
     assert torch.equal(loaded["w"], sent["w"])
     assert torch.equal(weights, sent["w"])
     assert loaded["w"].data_ptr() == weights.data_ptr()

@@ -130,7 +130,8 @@ def test_an_exception_in_a_step_ends_the_loop(act: Callable[[], object]) -> None
     loop.join()
     error = stage.crashes.get(timeout=LIMIT)
     if raised.type is Alarm:
-        assert isinstance(error, StepBroken) and error.__cause__ is raised.value
+        assert isinstance(error, StepBroken)
+        assert error.__cause__ is raised.value
         assert "a signal handler has raised Alarm in the middle of a step" in str(error)
         assert "netq.outside_steps(handler)" in str(error)
     else:

@@ -25,6 +25,7 @@ class Noted(Outgoing):
     def __init__(self, size: int, acked: list[Outgoing]) -> None:
         super().__init__(Stream([bytes(n % 251 for n in range(size))]), LANE)
         self.noted = acked
+        self.watched = True
 
     def acked(self) -> None:
         super().acked()
@@ -83,9 +84,10 @@ def arrive(receiver: Receiver, frame: Frame) -> Stream | None:
     return receiver.received(frame.length)
 
 
-def take(receiver: Receiver, number: int, mark: int) -> None:
+def take(receiver: Receiver, mark: int) -> None:
     """Let the user take a message (see Receiver.item for `mark`)."""
-    assert receiver.count_taken(number, mark)
+    assert mark > receiver.taken_room
+    receiver.taken_room = mark
     receiver.release_room()
 
 

@@ -20,7 +20,7 @@ from netq.protocol.codec import Outgoing
 from netq.protocol.connection import LEGAL, LENGTH, Connection, State
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.memory import Memory
-from netq.protocol.sender import SMALL, Part
+from netq.protocol.sender import Part
 from netq.protocol.session import Session
 from netq.protocol.wire import ANSWER, LEAVING, Code, Frame, Greeting, Kind
 from netq.testing.lossy_pair import LossyPair
@@ -55,7 +55,9 @@ class Noted(Outgoing):
 
 
 def message(size: int = 5) -> Noted:
-    return Noted(Stream([bytes(size)]))
+    made = Noted(Stream([bytes(size)]))
+    made.watched = True
+    return made
 
 
 def put(connection: Connection) -> Noted:
@@ -661,14 +663,7 @@ def test_smaller_message_size_of_peer_fails_queued_messages() -> None:
         pair.put(pair.client, b"x" * 11)
 
 
-# What a user's thread may do.
-
-
-def receive_whole(connection: Connection, data: bytes, now: float = 0.0) -> bool:
-    """Receive as a user's thread does; of what the buffer has room for."""
-    buffer = connection.buffer()
-    buffer[: len(data)] = data
-    return connection.received_small(len(data), now)
+# Small messages and ACKs, and parts of messages.
 
 
 def held(connection: Connection) -> tuple[int, int]:
@@ -683,7 +678,7 @@ def whole(number: int, size: int = 2) -> bytes:
 
 
 def talking(*messages: Outgoing) -> Connection:
-    """A connection in OPEN that has received a message, as the first of a lane is not for users' threads."""
+    """A connection in OPEN that has received a message, as the first of a lane does not go by the short path."""
     connection = opened(OPTIONS, 0.0, *messages)
     connection.feed(memoryview(whole(1)), 0.0)
     assert arrived(connection) == [b"\1\1"]
@@ -691,24 +686,13 @@ def talking(*messages: Outgoing) -> Connection:
     return connection
 
 
-@pytest.mark.parametrize("state", State)
-def test_user_thread_receives_when_open_and_no_body_arrives(state: State) -> None:
-    connection = in_state(state)
-    assert (connection.buffer_for_small() is not None) is (state is State.OPEN)
-    if state is State.OPEN:
-        connection.feed(memoryview(whole(1, 5000)[:30]), 0.0)
-        assert connection.buffer_for_small() is None
-        connection.feed(memoryview(whole(1, 5000)[30:]), 0.0)
-        assert connection.buffer_for_small() is not None
-
-
-def test_user_thread_takes_small_messages_and_acks() -> None:
+def test_small_messages_and_acks_are_received() -> None:
     one = message()
     connection = talking(one)
     connection.probe(1.0)
     assert connection.session is not None
     connection.session.confirmed = False
-    assert receive_whole(connection, whole(2) + VALID[Kind.ACK].whole() + whole(3), 1.5)
+    assert connection.feed(memoryview(whole(2) + VALID[Kind.ACK].whole() + whole(3)), 1.5) == []
     assert (arrived(connection), one.times, held(connection)) == ([b"\2\2", b"\3\3"], 1, (3, 0))
     assert connection.session.confirmed
     assert kinds(sent(connection, 1.5)) == [Kind.PING]
@@ -716,75 +700,37 @@ def test_user_thread_takes_small_messages_and_acks() -> None:
     assert connection.deadline() == 11.5
 
 
-@pytest.mark.parametrize(
-    ("frame", "kind"),
-    [
-        (VALID[Kind.PING].whole(), Kind.PING),
-        (Frame(Kind.DROP, number=3, value=7).whole(), Kind.ACK),
-        (whole(3, SMALL + 1)[:500], None),
-    ],
-)
-def test_other_frames_are_left_to_loop(frame: bytes, kind: Kind | None) -> None:
+def test_connection_owes_acks_and_messages() -> None:
+    assert not Connection(SERVER, OPTIONS, 0.0).owes, "it has no session yet"
     connection = talking()
-    assert not receive_whole(connection, whole(2) + frame)
-    assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
-    assert connection.received(0, 0.0) == []
-    assert kinds(sent(connection)) == ([] if kind is None else [kind])
-    assert (connection.buffer_for_small() is not None) is (kind is not None)
-
-
-def test_fault_in_user_thread_is_left_to_loop() -> None:
-    connection = talking()
-    assert not receive_whole(connection, whole(2) + whole(2))
-    assert isinstance(only_lost(connection.received(0, 0.0)), ProtocolError)
-    assert arrived(connection) == [b"\2\2"]
-
-
-@pytest.mark.parametrize("cut", range(1, 26))
-def test_message_may_be_split_between_threads(cut: int) -> None:
-    for first, second in itertools.product((True, False), repeat=2):
-        connection, data = talking(), whole(2)
-        for part, by_user in ((data[:cut], first), (data[cut:], second)):
-            if by_user and connection.buffer_for_small() is not None:
-                assert receive_whole(connection, part)
-            else:
-                assert connection.feed(memoryview(part), 0.0) == []
-        assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
+    assert connection.session is not None
+    assert not connection.owes
+    connection.feed(memoryview(whole(2)[:25]), 0.0)
+    assert not connection.owes, "the message is not whole"
+    connection.feed(memoryview(whole(2)[25:]), 0.0)
+    assert connection.owes
+    sent(connection)
+    assert not connection.owes
+    connection.session.put(message())
+    assert connection.owes
 
 
 @pytest.mark.parametrize("size", [1, 23, 24, 25, 123])
-def test_part_received_by_user_thread_survives_link_loss(size: int) -> None:
+def test_part_of_message_survives_link_loss(size: int) -> None:
     """No byte of it comes again; nothing of it is there before it is whole."""
     connection = talking()
-    assert receive_whole(connection, whole(2, 100)[:size])
+    connection.feed(memoryview(whole(2, 100)[:size]), 0.0)
     connection.detach()
     assert held(connection) == (1, max(0, size - 24))
     assert arrived(connection) == []
 
 
-@pytest.mark.parametrize("rest", [VALID[Kind.PING].whole(), whole(5), VALID[Kind.ACK]._replace(number=9).whole()])
-def test_whole_frames_left_to_loop_are_lost_with_link(rest: bytes) -> None:
-    """It comes again; and what lies behind it is not looked at."""
+def test_frames_behind_fault_are_ignored() -> None:
     one, other = message(), message()
     connection = talking(one, other)
-    assert not receive_whole(connection, whole(2) + rest + whole(3) + VALID[Kind.ACK].whole())
-    connection.detach()
+    events = connection.feed(memoryview(whole(2) + whole(2) + whole(3) + VALID[Kind.ACK].whole()), 0.0)
+    assert isinstance(only_lost(events), ProtocolError)
     assert (arrived(connection), held(connection), one.times) == ([b"\2\2"], (2, 0), 0)
-
-
-def test_part_of_large_message_left_to_loop_is_kept() -> None:
-    connection = talking()
-    assert not receive_whole(connection, whole(2) + whole(3, SMALL + 1)[:524])
-    connection.detach()
-    assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 500))
-
-
-def test_input_of_interrupted_thread_is_discarded() -> None:
-    connection = talking()
-    assert receive_whole(connection, whole(2) + whole(3, 100)[:50])
-    connection.discard_input()
-    connection.detach()
-    assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
 
 
 # Goodbye.

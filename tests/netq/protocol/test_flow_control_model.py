@@ -71,8 +71,8 @@ class Peer:
             self._size = None
 
     def take(self, count: int) -> None:
-        for receiver, number, mark in self._untaken[:count]:
-            assert receiver.count_taken(number, mark)
+        for receiver, _, mark in self._untaken[:count]:
+            receiver.taken_room = mark
             receiver.release_room()
         del self._untaken[:count]
 

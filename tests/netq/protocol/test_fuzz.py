@@ -98,10 +98,11 @@ class Victim:
                 case Failed():
                     pass
         while self.session.arrived:
-            peer, message, receiver, number, mark = self.session.arrived.popleft()
+            peer, message, receiver, mark = self.session.arrived.popleft()
             assert peer == self.session.peer
             assert len(message) <= self.options.message_size
-            assert receiver.count_taken(number, mark), "it came twice"
+            assert mark > receiver.taken_room, "it came twice"
+            receiver.taken_room = mark
             self.session.release_room(receiver)
             self.arrived.append(bytes(message))
         sent = self.connection.to_send(10_000, 1.0)
@@ -133,6 +134,7 @@ class Noted(Outgoing):
     def __init__(self, acked: list[Outgoing], content: bytes, lane: int = 0) -> None:
         super().__init__(Stream([content] if content else ()), lane)
         self._acked = acked
+        self.watched = True
 
     def acked(self) -> None:
         super().acked()

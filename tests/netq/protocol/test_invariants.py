@@ -217,7 +217,7 @@ class Conversation(RuleBasedStateMachine):
         if end.session is not None and end.session.closing and end.session.peer_leaving:
             return
         waiting: dict[object, list[int]] = collections.defaultdict(list)
-        for _, data, receiver, _, _ in end.untaken:
+        for _, data, receiver, _ in end.untaken:
             waiting[receiver].append(len(data) + OVERHEAD)
         for costs in waiting.values():
             assert sum(costs[:-1]) < OPTIONS.window

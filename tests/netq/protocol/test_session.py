@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
-import itertools
 import random
 import uuid
 
 import pytest
 
-import netq.protocol.codec
-import netq.protocol.receiver
-import netq.protocol.sender
-import netq.protocol.session
 from netq.buffers import Buffer
 from netq.errors import Closed, MessageTooLarge, ProtocolError, QueueFull
 from netq.options import ConnectionOptions
@@ -26,10 +20,9 @@ from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
 from netq.protocol.sender import SMALL, Part
 from netq.protocol.session import Session
-from netq.protocol.wire import ANSWER, ANY_LANE, EPOCHS, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind, Reader
+from netq.protocol.wire import ANSWER, ANY_LANE, EPOCHS, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind
 from netq.testing.lossy_pair import LossyPair
 from netq.utils.stream import Stream
-from tests.netq.interrupting import interrupted
 from tests.netq.parsing import Parser
 
 pytestmark = pytest.mark.usefixtures("each_codec")
@@ -55,6 +48,7 @@ class Noted(Outgoing):
         super().__init__(Stream([bytes(size)]), lane)
         self._session = session
         self.failed: list[Exception] = []
+        self.watched = True
 
     def acked(self) -> None:
         super().acked()
@@ -131,16 +125,17 @@ def arrive(session: Session, number: int, size: int, lane: int = 0) -> Receiver:
     before = len(session.arrived)
     session.received(frame)
     assert len(session.arrived) == before + 1
-    peer, data, receiver, its, _ = session.arrived[-1]
-    assert (peer, len(data), receiver.lane, its) == (PEER, size, lane, number)
+    peer, data, receiver, _ = session.arrived[-1]
+    assert (peer, len(data), receiver.lane, receiver.held) == (PEER, size, lane, number)
     return receiver
 
 
 def take(session: Session, count: int) -> bool:
     """Let the user take so many messages, the oldest first; return whether the peer is to be told of the room."""
     for _ in range(count):
-        _, _, receiver, number, mark = session.arrived.popleft()
-        assert receiver.count_taken(number, mark)
+        _, _, receiver, mark = session.arrived.popleft()
+        assert mark > receiver.taken_room
+        receiver.taken_room = mark
     return session.release_room(receiver)
 
 
@@ -617,7 +612,7 @@ def test_arriving_counts_bytes_of_incomplete_messages() -> None:
     rest = Frame(Kind.MSG, lane=3, length=30, number=1, value=70)
     one.place(rest)
     one.received(rest)
-    assert [(item[2].lane, item[3], len(item[1])) for item in one.arrived] == [(3, 1, 70)]
+    assert [(item[2].lane, len(item[1]), item[3]) for item in one.arrived] == [(3, 70, 70 + OVERHEAD)]
     assert (one.arriving, one.expected) == (40, 100)
 
 
@@ -699,11 +694,11 @@ def test_short_path_takes_small_messages_and_acks() -> None:
     assert take_small(one, *frames) == size
     lanes = {0: [10, 0, 100, 1], 3: [7]}
     wanted = [frame for frame in frames if frame.kind is Kind.MSG]
-    assert [(peer, data, receiver.lane, number) for peer, data, receiver, number, _ in one.arrived] == [
-        (PEER, frame.body, frame.lane, frame.number) for frame in wanted
+    assert [(peer, data, receiver.lane) for peer, data, receiver, _ in one.arrived] == [
+        (PEER, frame.body, frame.lane) for frame in wanted
     ]
     for lane, sizes in lanes.items():
-        marks = [item[4] for item in one.arrived if item[2].lane == lane]
+        marks = [item[3] for item in one.arrived if item[2].lane == lane]
         assert marks == [5 + OVERHEAD + sum(sizes[: n + 1]) + (n + 1) * OVERHEAD for n in range(len(sizes))]
     assert [(message.lane, message.number) for message in settled(one)] == [(0, 1), (5, 1), (5, 2), (5, 3)]
     assert (one.messages_in, one.bytes_in) == (2 + 5, 10 + 118)
@@ -725,7 +720,7 @@ def test_short_path_continues_after_drop() -> None:
     assert take_small(one, msg(2, 10)) == 34
     one.dropped(Frame(Kind.DROP, number=3, value=50))
     assert take_small(one, msg(4, 20)) == 44
-    assert [item[4] for item in one.arrived] == [5 + 10 + 2 * 256, 5 + 10 + 20 + 3 * 256]
+    assert [item[3] for item in one.arrived] == [5 + 10 + 2 * 256, 5 + 10 + 20 + 3 * 256]
     assert take(one, 2) is False
     assert acks(one) == [ack(4, 10_000 + 5 + 10 + 20 + 50 + 4 * 256)]
 
@@ -795,7 +790,7 @@ def test_short_path_stops_before_other_frames(stop: Frame | bytes, at_once: bool
     else:
         assert take_small(one, *first) == size
         assert take_small(one, stop, *behind) == 0
-    assert [(item[2].lane, item[3]) for item in one.arrived] == [(0, 2), (3, 2)]
+    assert [(item[2].lane, item[3]) for item in one.arrived] == [(0, 15 + 2 * OVERHEAD), (3, 15 + 2 * OVERHEAD)]
     assert [message.number for message in settled(one)] == [1]
     assert sorted((frame.lane, frame.number, frame.value) for frame in acks(one)) == [(0, 2, 10_000), (3, 2, 10_000)]
     assert (one.messages_in, one.bytes_in, one.messages_out, one.bytes_out, one.arriving) == (4, 30, 1, 10, 0)
@@ -850,8 +845,8 @@ def test_short_path_waits_until_claimed_message_is_taken() -> None:
     rest = part._replace(length=19_900)
     one.place(rest)
     one.received(rest)
-    _, _, receiver, number, mark = one.arrived.popleft()
-    assert receiver.count_taken(number, mark)
+    _, _, receiver, mark = one.arrived.popleft()
+    receiver.taken_room = mark
     assert granted(one) == 10_000 + mark
     assert take_small(one, msg(3, 5)) == 0
     assert receiver.release_due
@@ -871,8 +866,8 @@ def test_short_path_lane_is_lent_more_after_taking() -> None:
     while not one.receivers[0].release_due:
         count += 1
         assert take_small(one, msg(one.receivers[0].held + 1, 1000)) == 1024
-        _, _, receiver, number, mark = one.arrived.popleft()
-        assert receiver.count_taken(number, mark)
+        _, _, receiver, mark = one.arrived.popleft()
+        receiver.taken_room = mark
     assert count < CREDIT // 1256
     assert one.release_room(one.receivers[0])
     assert budget.lent == CREDIT
@@ -910,7 +905,9 @@ class Twin:
                 super().acked()
                 twin.acked.append(n)
 
-        self.session.put(Counted(Stream([bytes(n * n)]), n % 3))
+        message = Counted(Stream([bytes(n * n)]), n % 3)
+        message.watched = True
+        self.session.put(message)
 
     def send(self, limit: int) -> None:
         self.told.append(b"".join(self.connection.to_send(limit, 0.0)))
@@ -921,10 +918,10 @@ class Twin:
 
     def take(self, count: int) -> None:
         for _ in range(min(count, len(self.session.arrived))):
-            peer, data, receiver, number, mark = self.session.arrived.popleft()
+            peer, data, receiver, mark = self.session.arrived.popleft()
             assert peer == uuid.UUID(int=8)
-            assert receiver.count_taken(number, mark)
-            self.given.append((receiver.lane, number, bytes(data)))
+            receiver.taken_room = mark
+            self.given.append((receiver.lane, mark, bytes(data)))
             self.session.release_room(receiver)
 
     def seen(self) -> tuple[object, ...]:
@@ -936,7 +933,7 @@ class Twin:
 
     def end(self) -> tuple[object, ...]:
         self.connection.detach()
-        there = [(item[2].lane, item[3], item[4], bytes(item[1])) for item in self.session.arrived]
+        there = [(item[2].lane, item[3], bytes(item[1])) for item in self.session.arrived]
         return self.seen(), self.acked, self.given, there, self.session.greeting(PEER, resume=True)
 
 
@@ -996,153 +993,6 @@ def compare_paths(seed: int) -> None:
         if long.connection.closed:
             step = 10**6  # what still comes is not read
     assert short.end() == long.end(), seed
-
-
-# Interrupted threads.
-
-
-@pytest.mark.slow
-def test_interrupted_receiving_keeps_order_without_duplicates() -> None:
-    for left in itertools.count():
-        for taken in (0, 2, 100):
-            if not interrupt_receiving(left, taken):
-                assert left > 300, "it was interrupted somewhere"
-                return
-
-
-def interrupt_receiving(left: int, taken: int) -> bool:
-    """Let the user take so many messages before the peer sends again what does not count; return whether it came."""
-    one, other = session(), session()
-    answers = [put(one, size, lane) for size, lane in ((5, 0), (6, 0), (7, 2))]
-    contents: dict[int, list[bytes]] = {0: [], 2: []}
-    for number in range(9):
-        lane, content = 2 * (number % 4 == 3), bytes([number]) * number
-        contents[lane].append(content)
-        other.put(Outgoing(Stream([content]), lane))
-    first = exchange(other, one, limit=30, short=False)  # one message a lane, by the general path
-    assert first == {0: 1, 2: 1}
-    exchange(one, other, limit=1000, short=False)
-    out: list[Buffer | Part] = []
-    other.frames(out, 60)
-    other.acknowledge(out)
-    other.frames(out, 10**6)
-    data = memoryview(b"".join(piece for piece in out if not isinstance(piece, Part)))
-    cut = interrupted(
-        left,
-        functools.partial(one.take_small, data, 0, len(data)),
-        netq.protocol.codec,
-        netq.protocol.session,
-        netq.protocol.receiver,
-        netq.protocol.sender,
-    )
-    got: dict[int, list[bytes]] = {0: [], 2: []}
-
-    def give(count: int) -> None:
-        for _ in range(min(count, len(one.arrived))):
-            _, content, receiver, number, mark = one.arrived.popleft()
-            if receiver.count_taken(number, mark):
-                got[receiver.lane].append(bytes(content))
-                assert len(got[receiver.lane]) == number
-            one.release_room(receiver)
-
-    if cut:
-        give(taken)
-        one.repair()
-        one.pause()
-        other.pause()
-        theirs, ours = one.greeting(PEER, resume=True), other.greeting(PEER, resume=True)
-        one.resume(ours)
-        other.resume(theirs)
-        exchange(other, one, limit=10**6, short=True)
-        exchange(one, other, limit=10**6, short=True)
-    give(100)
-    assert got == contents
-    assert set(one.settled) == set(answers), "it may have been said twice"
-    assert (one.queued, sum(len(its) for its in got.values())) == (0, 9)
-    assert other.queued == 0 or not cut
-    return cut
-
-
-def exchange(one: Session, other: Session, limit: int, *, short: bool) -> dict[int, int]:
-    """Let one send, and the other take it; return how many messages came on each lane."""
-    out: list[Buffer | Part] = []
-    one.acknowledge(out)
-    one.frames(out, limit)
-    data = b"".join(b"".join(piece.buffers()) if isinstance(piece, Part) else piece for piece in out)
-    before = len(other.arrived)
-    reader = Reader(lambda frame: other.place(frame) if frame.kind is Kind.MSG else memoryview(bytearray()))
-    if short:
-        reader.take = other.take_small
-    while data:
-        buffer = reader.buffer()
-        n = min(len(buffer), len(data))
-        buffer[:n], data = data[:n], data[n:]
-        for frame in reader.advance(n):
-            {Kind.MSG: other.received, Kind.ACK: other.acked, Kind.DROP: other.dropped}[frame.kind](frame)
-    came = list(other.arrived)[before:]
-    return dict(collections.Counter(item[2].lane for item in came))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("limit", [40, 100, 10**6])
-def test_interrupted_sending_keeps_order_without_duplicates(lanes: int, limit: int) -> None:
-    for left in itertools.count():
-        one, other = session(), session()
-        messages = [Noted(one, size, number % lanes) for number, size in enumerate((5, 150, 0, 30, 9, 100, 1))]
-        for message in messages[:3]:
-            one.put(message)
-        sent(one, limit=110)
-        one.outbox.extend(messages[3:])
-        messages[4].withdraw()
-        cut = interrupted(
-            left,
-            functools.partial(one.frames, [], limit),
-            netq.protocol.codec,
-            netq.protocol.session,
-            netq.protocol.receiver,
-            netq.protocol.sender,
-        )
-        if cut:
-            one.repair()
-        assert one.queued + len(one.outbox) == sum(not message.withdrawn for message in messages) + sum(
-            message.withdrawn and message in one.outbox for message in messages
-        )
-        one.resume(other.greeting(PEER, resume=True))
-        while one.ready:
-            exchange(one, other, 10**6, short=False)
-        wanted = {lane: [m.size for m in messages if m.lane == lane and not m.withdrawn] for lane in range(lanes)}
-        got: dict[int, list[int]] = {lane: [] for lane in range(lanes)}
-        for _, data, receiver, number, mark in other.arrived:
-            assert receiver.count_taken(number, mark)
-            got[receiver.lane].append(len(data))
-        assert got == wanted
-        exchange(other, one, 10**6, short=False)
-        assert collections.Counter(one.settled) == collections.Counter(m for m in messages if not m.withdrawn)
-        assert (one.queued, one.due) == (0, False)
-        if not cut:
-            assert left > 100, "it was interrupted somewhere"
-            break
-
-
-def test_interrupted_drop_oldest_reports_every_loss() -> None:
-    for left in itertools.count():
-        one = session(dataclasses.replace(OPTIONS, drop_oldest=True, queue_size=2), begun=False)
-        messages = [Noted(one, size, 0) for size in range(5)]
-        one.outbox.extend(messages)
-        cut = interrupted(
-            left, one.drain, netq.protocol.codec, netq.protocol.session, netq.protocol.receiver, netq.protocol.sender
-        )
-        one.repair()
-        one.drain()
-        one.begin(greeting(), 1)
-        left_over = [frame.value for frame in sent(one)]
-        failed = [message.size for message in messages if message.failed]
-        assert sorted({*failed, *left_over}) == [0, 1, 2, 3, 4]
-        assert failed == list(range(len(failed)))
-        assert left_over[-2:] == [3, 4]
-        if not cut:
-            break
 
 
 # Resuming.

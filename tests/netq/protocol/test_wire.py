@@ -270,83 +270,8 @@ def test_take_needs_whole_header_outside_body() -> None:
     assert taker.shown == [data[:HEADER_SIZE]]
 
 
-def receive_whole(reader: Reader, data: bytes, most: int = 4096) -> bool:
-    """Receive into `buffer()`, for `take` alone."""
-    while data:
-        buffer = reader.buffer()
-        piece, data = data[: len(buffer)], data[len(buffer) :]
-        buffer[: len(piece)] = piece
-        if not reader.advance_small(len(piece), most):
-            assert not data
-            return False
-    return True
-
-
 def message(size: int, number: int = 1) -> bytes:
     return Frame(Kind.MSG, length=size, number=number, value=size, body=bytes([number % 256]) * size).whole()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 5, 24, 1000, 1024])
-def test_advance_small_in_any_division(step: int) -> None:
-    sent = [message(size, number) for number, size in enumerate((0, 1, 4096, 500, 0, 4096, 4096, 3, 1000) * 20)]
-    data, taker = b"".join(sent), Taker()
-    reader = taking(taker)
-    for at in range(0, len(data), step):
-        assert receive_whole(reader, data[at : at + step])
-        assert reader.incomplete is None
-    assert taker.taken == sent
-    assert reader.buffer().nbytes >= 1
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 50])
-@pytest.mark.parametrize(
-    "frame",
-    [
-        FRAMES["PING"].whole(),
-        FRAMES["DROP"].whole(),
-        FRAMES["FIN with a reason"].whole(),
-        FRAMES["INI"].whole(),
-        message(4097)[:HEADER_SIZE],
-        message(4097)[:500],
-        message(2**20)[:HEADER_SIZE],
-        FRAMES["INI"].whole()[: HEADER_SIZE + 1],
-        Frame(Kind.MSG, length=300, number=1, value=301).header() + bytes(100),
-    ],
-)
-def test_advance_small_leaves_other_frames(frame: bytes, ahead: int) -> None:
-    taker = Taker()
-    reader = taking(taker)
-    small = [message(3, number) for number in range(ahead)]
-    assert receive_whole(reader, b"".join(small))
-    assert not receive_whole(reader, frame)
-    assert taker.taken == small
-    size = HEADER_SIZE + struct.unpack_from("<I", frame, 4)[0]
-    if len(frame) == size:
-        (got,) = reader.advance(0)
-        assert got.header() == frame[:HEADER_SIZE]
-        assert reader.incomplete is None
-    else:
-        assert list(reader.advance(0)) == []
-        assert reader.incomplete is not None
-        assert reader.incomplete[1] == len(frame) - HEADER_SIZE
-
-
-@pytest.mark.parametrize("size", [0, 1, HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 1, HEADER_SIZE + 99])
-def test_start_of_small_frame_waits_for_rest(size: int) -> None:
-    for rest_whole in (True, False):
-        data, taker = message(100), Taker()
-        reader = taking(taker)
-        assert receive_whole(reader, message(7) + data[:size])
-        assert reader.incomplete is None
-        if rest_whole:
-            assert receive_whole(reader, data[size:])
-            assert taker.taken == [message(7), data]
-        else:
-            got = receive(reader, data[size:])
-            assert [frame.header() for frame in got] + [frame[:HEADER_SIZE] for frame in taker.taken[1:]] == [
-                data[:HEADER_SIZE]
-            ]
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -366,8 +291,7 @@ def test_buffer_is_never_empty(frame: bytes, size: int, ahead: bool, busy: bool)
     data = small + frame[:size] if ahead else (frame + small)[:room]
     assert len(data) == room
     reader.buffer()[:] = data
-    if not reader.advance_small(room, 4096):
-        list(reader.advance(0))  # what it refuses is to be dealt with first
+    list(reader.advance(room))
     assert reader.buffer().nbytes >= 1
 
 

@@ -129,8 +129,16 @@ def guard(request: pytest.FixtureRequest) -> Iterator[Guard]:
     assert crashes.empty()
 
 
+def message(
+    peer: uuid.UUID | None = A, guard: Guard | None = None, recall: Callable[..., object] | None = None
+) -> Delivery:
+    made = Delivery(Stream([b"a message"]))
+    made.peer, made.guard, made.recall = peer, guard or AtOnce(), recall
+    return made
+
+
 def deliveries(guard: Guard | None = None) -> list[Delivery]:
-    return [Delivery(b"", peer=peer, guard=guard or AtOnce()) for peer in (A, B, C)]
+    return [message(peer, guard) for peer in (A, B, C)]
 
 
 def ack(part: Delivery) -> None:
@@ -149,7 +157,7 @@ def leave(part: Delivery) -> bool:
 def submit(guard: Guard, threads: ThreadPoolExecutor, function: Callable[[], object]) -> None:
     """Run it in another thread: in the loop's if that is shared, because only that wakes a user's thread that polls."""
     if isinstance(guard, Baton) and guard._shared:
-        guard._call(function)
+        guard.defer(function)
     else:
         threads.submit(function)
 
@@ -159,7 +167,7 @@ def as_completed(parts: list[Delivery]) -> Iterator[Delivery]:
 
 
 def test_one_is_itself() -> None:
-    one = Delivery(b"", peer=A, guard=AtOnce())
+    one = message()
     assert gather(AtOnce(), [one]) is one
     assert one.futures == (one,)
 
@@ -170,7 +178,7 @@ def test_none_is_done() -> None:
 
 def test_repr_says_to_whom() -> None:
     wholes = [gather(AtOnce(), parts) for parts in (deliveries(), deliveries()[:1], [])]
-    assert [repr(whole) for whole in (*wholes, Delivery(b"", guard=AtOnce()))] == [
+    assert [repr(whole) for whole in (*wholes, message(None))] == [
         "<Delivery to 3 peers state=pending>",
         f"<Delivery to {A} state=pending>",
         "<Delivery to 0 peers state=finished>",
@@ -211,7 +219,7 @@ def test_parts_that_were_done_before_count() -> None:
 
 
 def test_a_timeout_of_result_leaves_nothing_behind() -> None:
-    part = Delivery(b"", peer=A, guard=AtOnce())
+    part = message()
     with pytest.raises(TimeoutError):
         part.result(0)
     assert not part._listeners
@@ -221,7 +229,7 @@ def test_a_timeout_of_result_leaves_nothing_behind() -> None:
 
 def test_cancel_withdraws_once_and_frees_the_memory() -> None:
     recalled: list[Outgoing] = []
-    one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
+    one = message(recall=recalled.append)
     assert one.cancel()
     assert one.cancelled()
     assert one._state == "CANCELLED_AND_NOTIFIED"
@@ -232,7 +240,7 @@ def test_cancel_withdraws_once_and_frees_the_memory() -> None:
 
 def test_a_message_that_has_left_cannot_be_cancelled() -> None:
     recalled: list[Outgoing] = []
-    one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
+    one = message(recall=recalled.append)
     assert not one.running()
     assert leave(one)
     assert one.running()
@@ -246,7 +254,7 @@ def test_a_message_that_has_left_cannot_be_cancelled() -> None:
 
 def test_a_handler_cannot_cancel_while_its_thread_sends() -> None:
     recalled: list[Outgoing] = []
-    one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
+    one = message(recall=recalled.append)
     with one.guard.lock:
         assert not one.cancel()
     assert (one.done(), one.withdrawn, recalled) == (False, False, [])
@@ -254,7 +262,7 @@ def test_a_handler_cannot_cancel_while_its_thread_sends() -> None:
 
 
 def test_a_failed_delivery_stays_failed() -> None:
-    one, first = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce()), Closed(A)
+    one, first = message(), Closed(A)
     assert one.fail(first)
     assert not one.fail(Closed(B))
     assert not one.cancel()
@@ -276,7 +284,7 @@ def test_a_whole_is_cancelled_when_all_parts_are() -> None:
 @pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
 def test_cancel_takes_effect_at_once_on_a_busy_loop(several: bool, looked: bool) -> None:
     guard = Later()
-    parts = deliveries(guard) if several else [Delivery(b"", peer=A, guard=guard)]
+    parts = deliveries(guard) if several else [message(A, guard)]
     whole = gather(guard, parts)
     if looked:
         assert futures.wait([whole, *parts], 0).done == set()
@@ -377,7 +385,7 @@ def test_all_ways_to_hear_of_it_at_the_moment_when_it_comes(guard: Guard) -> Non
     """Each begins to listen while another thread settles: none misses it."""
     with ThreadPoolExecutor(1) as threads:
         for number in range(600):
-            part, gate, settled = Delivery(b"", peer=A, guard=guard), threading.Barrier(2), threading.Event()
+            part, gate, settled = message(A, guard), threading.Barrier(2), threading.Event()
             leave(part)
 
             def settle(
@@ -397,7 +405,7 @@ def test_two_ways_to_hear_of_it_at_the_moment_when_it_comes(guard: Guard) -> Non
     """One listens already, with the library of futures."""
     with ThreadPoolExecutor(1) as threads:
         for number in range(600):
-            part, gate, settled = Delivery(b"", peer=A, guard=guard), threading.Barrier(2), threading.Event()
+            part, gate, settled = message(A, guard), threading.Barrier(2), threading.Event()
             leave(part)
             assert futures.wait([part], 0).not_done == {part}
 
@@ -452,7 +460,7 @@ def test_wait_sees_parts_that_end_in_each_way(guard: Guard) -> None:
 def test_cancel_or_leave_just_one_of_them_wins() -> None:
     with ThreadPoolExecutor(2) as threads:
         for _ in range(600):
-            part, gate = Delivery(b"", peer=A, guard=AtOnce()), threading.Barrier(2)
+            part, gate = message(), threading.Barrier(2)
 
             def send(part: Delivery = part, gate: threading.Barrier = gate) -> bool:
                 gate.wait(LIMIT)
@@ -466,7 +474,7 @@ def test_cancel_or_leave_just_one_of_them_wins() -> None:
 
 def test_a_callback_runs_exactly_once() -> None:
     """Or concurrent.futures.wait counts it twice, and returns while another is pending."""
-    part, states = Delivery(b"", peer=A, guard=AtOnce()), list[str]()
+    part, states = message(), list[str]()
 
     class Watched(threading.Condition):
         def __enter__(self) -> bool:
@@ -483,7 +491,7 @@ def test_a_callback_runs_exactly_once() -> None:
 
 def test_a_callback_added_during_the_end_runs() -> None:
     guard = Later()
-    part = Delivery(b"", peer=A, guard=guard)
+    part = message(A, guard)
     leave(part)
     assert futures.wait([part], 0).not_done == {part}  # a thread has looked, and may look again
     ack(part)
@@ -497,7 +505,7 @@ def test_a_callback_added_during_the_end_runs() -> None:
 
 def test_the_first_end_counts_however_busy_the_loop_is() -> None:
     guard = Later()
-    acked, failed = Delivery(b"", peer=A, guard=guard), Delivery(b"", peer=B, guard=guard)
+    acked, failed = message(A, guard), message(B, guard)
     assert futures.wait([acked, failed], 0).done == set()
     first = Closed(B)
     ack(acked)
@@ -511,7 +519,7 @@ def test_the_first_end_counts_however_busy_the_loop_is() -> None:
 
 
 def test_an_exception_of_a_callback_does_not_reach_cancel(log: LogRecorder) -> None:
-    part = Delivery(b"", peer=A, guard=AtOnce())
+    part = message()
     part.add_done_callback(_interrupted)
     assert part.cancel()
     assert part.cancelled()
@@ -519,7 +527,7 @@ def test_an_exception_of_a_callback_does_not_reach_cancel(log: LogRecorder) -> N
 
 
 def test_an_interrupt_in_a_callback_reaches_the_thread_that_adds_it() -> None:
-    part = Delivery(b"", peer=A, guard=AtOnce())
+    part = message()
     part.cancel()
     with pytest.raises(KeyboardInterrupt):
         part.add_done_callback(_interrupted)
@@ -532,7 +540,7 @@ def test_signal_handler_in_a_callback_interrupts_the_caller() -> None:
     def handler(number: int, frame: object) -> None:
         raise TimeIsUp
 
-    part = Delivery(b"", peer=A, guard=AtOnce())
+    part = message()
     part.cancel()
     before = signal.signal(signal.SIGUSR1, handler)
     try:
@@ -548,7 +556,8 @@ def _interrupted(part: object) -> None:
 
 def test_a_copy_tells_its_failure_once_and_frees_its_bytes() -> None:
     guard, told = Later(), list[tuple[uuid.UUID, Exception]]()
-    copy = Copy(Stream([b"a message"]), 0, (A, B), A, guard, lambda peer, error: told.append((peer, error)))
+    copy = Copy(Stream([b"a message"]), 0, (A, B))
+    copy.peer, copy.guard, copy.failed = A, guard, lambda peer, error: told.append((peer, error))
     assert copy.fail(first := Closed(A))
     assert not copy.fail(Closed(B))
     assert (told, len(copy.data)) == ([], 0)  # the loop tells it, without the baton
@@ -558,8 +567,23 @@ def test_a_copy_tells_its_failure_once_and_frees_its_bytes() -> None:
 
 def test_a_copy_that_was_acknowledged_cannot_fail() -> None:
     told: list[uuid.UUID] = []
-    copy = Copy(b"a message", 0, (), A, AtOnce(), lambda peer, error: told.append(peer))
+    copy = Copy(b"a message")
+    copy.peer, copy.guard, copy.failed = A, AtOnce(), lambda peer, error: told.append(peer)
     copy.number = 1
     assert settle(collections.deque([copy]), 1) == (1, 9)
     assert not copy.fail(Closed(A))
     assert (told, len(copy.data)) == ([], 0)
+
+
+def test_settle_ends_a_delivery_whether_it_is_watched_or_not() -> None:
+    plain, called, waited = (message() for _ in range(3))
+    told: list[object] = []
+    called.add_done_callback(told.append)
+    assert waited._condition
+    assert [one.watched for one in (plain, called, waited)] == [False, True, True]
+    with waited.guard.lock:
+        assert settle(collections.deque([plain, called, waited]), 0) == (3, 27)
+    assert (plain.done(), called.done(), told) == (True, True, [called])
+    assert not waited.done(), "it is not done before it has the lock of the waiting threads"
+    waited.guard.run_late_deferred()
+    assert all(one.done() and one.exception(0) is None for one in (plain, called, waited))

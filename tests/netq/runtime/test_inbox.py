@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -33,17 +32,16 @@ Take: TypeAlias = Callable[..., tuple[uuid.UUID, str]]
 
 
 class Maker:
-    """Makes items as a session does: those of a peer are numbered, and lie one behind the other."""
+    """Makes items as a session does: those of a peer lie one behind the other."""
 
     def __init__(self) -> None:
         self.receivers = {peer: Receiver(0, 2**20, Memory(), merge=True) for peer in (A, B, C)}
-        self._last = dict.fromkeys(self.receivers, (0, 0))
+        self._last = dict.fromkeys(self.receivers, 0)
 
     def __call__(self, peer: uuid.UUID, text: str = "", size: int | None = None) -> Item:
         """Return the next; `size`: how long it is said to be."""
-        number, mark = self._last[peer]
-        self._last[peer] = number, mark = number + 1, mark + (len(text) if size is None else size) + OVERHEAD
-        return peer, Stream([text.encode()]), self.receivers[peer], number, mark
+        self._last[peer] += (len(text) if size is None else size) + OVERHEAD
+        return peer, Stream([text.encode()]), self.receivers[peer], self._last[peer]
 
     def consumed(self, peer: uuid.UUID) -> int:
         """How much is counted as taken."""
@@ -87,10 +85,8 @@ class Wait:
         try:
             while True:
                 if self._inbox.is_ready(self._waiter):
-                    if (item := self._inbox.accept(self._waiter)) is not None:
-                        return item
-                    self._inbox.enter(self._waiter)
-                elif not self._bed.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    return self._inbox.accept(self._waiter)
+                if not self._bed.acquire(timeout=max(0.0, deadline - time.monotonic())):
                     raise TimeoutError
         finally:
             self._inbox.leave(self._waiter)
@@ -120,14 +116,14 @@ def take(request: pytest.FixtureRequest) -> Take:
 
 
 @contextmanager
-def each_step(function: Callable[[], object], step: str = "opcode") -> Iterator[None]:
-    """Call a function before each bytecode of the inbox in this thread, or at each "call" in it."""
+def each_step(function: Callable[[], object]) -> Iterator[None]:
+    """Call a function before each bytecode of the inbox in this thread."""
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename != netq.runtime.inbox.__file__:
             return None
         frame.f_trace_opcodes = True
-        if event == step:
+        if event == "opcode":
             function()
         return trace
 
@@ -163,8 +159,7 @@ def test_messages_of_a_peer_come_in_order(item: Maker, take: Take) -> None:
 
 def test_more_messages_are_taken_together(item: Maker, take: Take) -> None:
     inbox = Inbox()
-    some = [item(A, "1"), item(A, "2"), item(B, "3"), item(A, "4")]
-    arrive(inbox, *some, some[0])  # one is there twice
+    arrive(inbox, item(A, "1"), item(A, "2"), item(B, "3"), item(A, "4"))
     assert [text(each) for each in inbox.take_more(2)] == ["1", "2"]
     assert [text(each) for each in inbox.take_more(9)] == ["3", "4"]
     assert inbox.take_more(9) == []
@@ -476,23 +471,7 @@ def test_cost_is_independent_of_later_waiters(item: Maker) -> None:
     assert count(200) == count(3)
 
 
-# What is there twice, because a thread was interrupted.
-
-
-class Interrupted(Exception):
-    """What a signal handler raises."""
-
-
-class Torn(deque[Item]):
-    """The thread that takes the first from it for the `left`th time is interrupted just before."""
-
-    left = 1
-
-    def popleft(self) -> Item:
-        self.left -= 1
-        if not self.left:
-            raise Interrupted
-        return super().popleft()
+# What is put back.
 
 
 def takes(inbox: Inbox, take: Take, count: int) -> list[tuple[uuid.UUID, str]]:
@@ -505,116 +484,77 @@ def takes(inbox: Inbox, take: Take, count: int) -> list[tuple[uuid.UUID, str]]:
     return got
 
 
-@pytest.mark.parametrize("twice", ["first", "other", "last"])
-def test_an_item_that_is_there_twice_is_given_once(item: Maker, take: Take, twice: str) -> None:
+def taken(inbox: Inbox, *peers: uuid.UUID) -> Item:
+    item = inbox.take_now(peers)
+    assert item is not None
+    return item
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["peers", "one_peer"])
+def test_a_message_put_back_is_the_next_of_its_peer(item: Maker, take: Take, alone: bool) -> None:
     inbox = Inbox()
-    items = [item(A, "first"), item(B, "other"), item(A, "last")]
-    arrive(inbox, *[one for one in items for _ in range(1 + (text(one) == twice))])
-    assert takes(inbox, take, 3) == [(A, "first"), (B, "other"), (A, "last")]
+    inbox.expect(A)
+    if not alone:
+        inbox.expect(B)
+    arrive(inbox, item(A, "0"), item(A, "1"))
+    first = taken(inbox)
+    arrive(inbox, item(A, "2"))
+    inbox.put_back(first)
+    assert takes(inbox, take, 3) == [(A, "0"), (A, "1"), (A, "2")]
 
 
-def test_an_item_that_comes_again_when_it_is_taken_is_not_given(item: Maker, take: Take) -> None:
+def test_the_last_message_is_put_back(item: Maker, take: Take) -> None:
     inbox = Inbox()
-    first, second = item(A, "first"), item(A, "second")
-    arrive(inbox, first)
-    assert takes(inbox, take, 1) == [(A, "first")]
-    arrive(inbox, first)
-    assert takes(inbox, take, 0) == []
-    arrive(inbox, first, second)
-    assert takes(inbox, take, 1) == [(A, "second")]
+    arrive(inbox, item(A, "0"))
+    inbox.put_back(taken(inbox))
+    assert takes(inbox, take, 1) == [(A, "0")]
+    arrive(inbox, item(A, "1"), item(B, "0"))
+    assert takes(inbox, take, 2) == [(A, "1"), (B, "0")]
 
 
-def test_a_waiter_for_a_duplicate_goes_on_waiting(item: Maker) -> None:
+def test_a_waiter_is_served_with_what_is_put_back(item: Maker) -> None:
     inbox = Inbox()
-    first, second = enter(inbox, A), enter(inbox, A)
-    arrive(inbox, *[item(A, "0")] * 2)
-    assert (first.ready, second.ready) == (True, True)
-    assert text(inbox.accept(first)) == "0"
-    assert inbox.accept(second) is None
-    inbox.enter(second)
-    assert not second.ready
-    assert arrive(inbox, item(A, "1"), item(A, "2"))
-    assert text(inbox.accept(second)) == "1"
-    assert in_line(inbox) == (A, "2")
+    arrive(inbox, item(A, "0"))
+    first = taken(inbox)
+    of_b, of_a, late = enter(inbox, B), enter(inbox, A), enter(inbox)
+    inbox.put_back(first)
+    assert (of_b.ready, of_a.ready, late.ready) == (False, True, False)
+    arrive(inbox, item(A, "1"))
+    assert late.ready
+    assert (text(inbox.accept(of_a)), text(inbox.accept(late))) == ("0", "1")
 
 
-def test_closed_is_raised_after_a_duplicated_last_message(item: Maker) -> None:
+def test_a_message_put_back_comes_before_closed(item: Maker, take: Take) -> None:
     inbox = Inbox()
-    first, second, third = (enter(inbox, *peers) for peers in ((A,), (A,), ()))
-    arrive(inbox, *[item(A, "last")] * 2)
+    arrive(inbox, item(A, "0"))
+    first = taken(inbox)
     inbox.finish(A, Closed(A))
     inbox.close(Closed(None))
-    assert not third.ready
-    assert text(inbox.accept(first)) == "last"
-    assert inbox.accept(second) is None
-    inbox.enter(second)
-    for waiter in (second, third):
-        assert waiter.ready
+    inbox.put_back(first)
+    assert take(inbox, A) == (A, "0")
+    for peers in ((), (A,)):
         with pytest.raises(Closed):
-            inbox.accept(waiter)
+            take(inbox, *peers)
 
 
-@pytest.mark.parametrize("left", [1, 2, 3, 4])
-def test_an_interrupted_sort_leaves_each_message_once(item: Maker, take: Take, left: int) -> None:
-    """Between the append to the queue and the popleft of what has arrived."""
+def test_room_of_a_message_put_back_counts_once(item: Maker, take: Take) -> None:
     inbox = Inbox()
-    inbox.arrived = Torn()
-    arrive(inbox, item(A, "0"), item(A, "1"), item(B, "0"), item(A, "2"))
-    inbox.arrived.left = left
-    with pytest.raises(Interrupted):
-        take(inbox)
-    arrive(inbox, item(A, "3"))
-    got = takes(inbox, take, 5)
-    assert [data for peer, data in got if peer == A] == ["0", "1", "2", "3"]
-    assert got.count((B, "0")) == 1
+    arrive(inbox, item(A, size=10), item(A, size=20))
+    for _ in range(2):
+        inbox.put_back(taken(inbox))
+    assert takes(inbox, take, 2) == [(A, ""), (A, "")]
+    assert item.consumed(A) == 30 + 2 * OVERHEAD
 
 
-@pytest.mark.parametrize("left", [1, 2, 3])
-def test_waiters_are_served_after_an_interrupted_sort(item: Maker, left: int) -> None:
+def test_room_of_later_messages_counts_after_a_message_is_put_back(item: Maker, take: Take) -> None:
+    """Another thread has taken the next message meanwhile."""
     inbox = Inbox()
-    inbox.arrived = Torn()
-    waits = [Wait(inbox, A) for _ in range(3)]
-    inbox.arrived.left = left
-    with pytest.raises(Interrupted):
-        arrive(inbox, *[item(A, str(number)) for number in range(3)])
-    inbox.serve_waiters()
-    assert [text(wait.end()) for wait in waits] == ["0", "1", "2"]
-    assert takes(inbox, in_line, 0) == []
-
-
-def interrupt(step: int, call: Callable[[], object]) -> bool:
-    """Call, and raise where CPython lets a signal handler in: as a function begins. Return whether it came to that."""
-    left = itertools.count(step, -1)
-
-    def count() -> None:
-        if next(left) == 0:
-            raise Interrupted
-
-    try:
-        with each_step(count, "call"):
-            call()
-    except Interrupted:
-        return True
-    return False
-
-
-@pytest.mark.parametrize("name", ["accept", "leave", "enter"])
-def test_an_interrupted_take_loses_its_own_message_at_most(item: Maker, name: str) -> None:
-    for step in itertools.count():
-        inbox, waiter = Inbox(), Waiter((A,), lambda: None)
-        if name != "enter":
-            inbox.enter(waiter)
-        arrive(inbox, item(A, "0"), item(A, "1"))
-        interrupted = interrupt(step, partial(getattr(inbox, name), waiter))
-        inbox.leave(waiter)  # as everybody does whom an exception ends
-        got = []
-        while (taken := inbox.take_now(())) is not None:
-            got.append(text(taken))
-        assert got == ["0", "1"] or (name == "accept" and got == ["1"]), f"step {step}"
-        assert not waiters(inbox)
-        if not interrupted:
-            assert step > 3, "hardly a step was interrupted"
-            return
+    arrive(inbox, item(A, size=10), item(A, size=20))
+    first = taken(inbox)
+    take(inbox)
+    inbox.put_back(first)
+    take(inbox)
+    assert item.receivers[A].taken_room == 30 + 2 * OVERHEAD
 
 
 # What is held.

@@ -542,7 +542,7 @@ def test_a_cancel_that_is_interrupted_happens_or_not_but_not_by_halves(looked: b
                 total.note("twice", f"a callback {wire.where}")
         except queue.Empty:
             total.note("lost", f"a callback {wire.where}")
-        if any(part._recall for part in parts):
+        if any(part.recall for part in parts):
             total.note("lost", f"a recall {wire.where}")
         if not called.empty():
             total.note("twice", f"a callback {wire.where}")

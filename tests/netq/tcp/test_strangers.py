@@ -256,7 +256,7 @@ def test_a_session_that_was_never_used_ends_after_a_while(
     communicators: Communicators, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netq.runtime.endpoint._UNUSED_TIME", 0.0)
-    monkeypatch.setattr("netq.runtime.endpoint._TRIM_PERIOD", 0.01)
+    monkeypatch.setattr("netq.runtime.endpoint._SWEEP_PERIOD", 0.01)
     server = communicators.server()
     used = communicators.client(server.netloc)
     introduce(server, used)

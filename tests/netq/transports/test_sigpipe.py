@@ -40,8 +40,9 @@ def test_cuts_raise_no_sigpipe(
     client = communicators.client(proxy.netloc)
     introduce(server, client)
     for _ in range(_CUTS):
+        before = proxy.passed
         futures = [client.put(_DATA), server.put(_DATA, client.id)]
-        proxy.wait(proxy.passed + 100_000, LIMIT)
+        proxy.wait(before + 100_000, LIMIT)
         proxy.cut()
         assert len(server.get(timeout=LIMIT).data) == len(client.get(timeout=LIMIT).data) == _DATA.raw().nbytes
         for future in futures:

@@ -30,7 +30,6 @@ from netq.utils.stream import (
     PickleSerializer,
     Stream,
     StreamSerializer,
-    stream_of,
 )
 from tests.netq.utils.test_large import received
 
@@ -153,21 +152,6 @@ def test_archive_is_read_from_stream() -> None:
 def test_seek_before_start_is_refused() -> None:
     with pytest.raises(ValueError, match="seek: -1 from 0 is before the start"):
         Stream([b"abc"]).seek(-1)
-
-
-# What a dump returns
-
-
-def test_dump_may_return_any_buffer() -> None:
-    numbers = array.array("i", [1, 2])
-    for dumped in (b"abc", bytearray(b"abc"), memoryview(b"abc"), numbers, Stream([b"abc"])):
-        assert bytes(stream_of(dumped, print)) == bytes(dumped)
-    view = memoryview(b"abcdef")[::2]
-    for wrong, why in (("abc", "str"), (None, "NoneType"), (7, "int"), ([b"abc"], "list"), (view, "memoryview")):
-        with pytest.raises(
-            SerializationError, match=f"put: the serialiser json.dumps returned a {why}; expected bytes"
-        ):
-            stream_of(wrong, json.dumps)
 
 
 def test_object_without_buffer_is_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""`load_into` of the serialisers, and what `get(into=…)` checks before it takes a message."""
+"""A pair of functions as a serialiser, `load_into`, and what `get(into=…)` checks before it takes a message."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netq.errors import BufferMismatch, NotAllowed, Unreadable
+from netq.errors import BufferMismatch, NotAllowed, SerializationError, Unreadable
 from netq.protocol.memory import Memory
-from netq.utils.into import destinations, loader
+from netq.utils.serializer import Serializer, destinations
 from netq.utils.stream import BufferSerializer, BytesSerializer, PickleSerializer, Stream, StreamSerializer
 
 ARRAYS = PickleSerializer.allow_by_name("numpy.ndarray")
@@ -27,8 +27,75 @@ def received(data: Any, pieces: int = 1) -> Stream:
     return Stream([whole[start : start + step] for start in range(0, len(whole), step)])
 
 
+def of(serializer: Any) -> Serializer:
+    return Serializer(serializer.dump, serializer.load)
+
+
 def load(serializer: Any, stream: Stream, into: Any) -> Any:
-    return loader(serializer.load, into)(stream)
+    return of(serializer).loader(into)(stream)
+
+
+# A pair of functions.
+
+
+def unchanged(data: Any) -> Any:
+    return data
+
+
+def test_dump_may_return_any_buffer() -> None:
+    own = Serializer(unchanged, bytes)
+    for dumped in (b"abc", bytearray(b"abc"), memoryview(b"abc"), np.array([1, 2]), Stream([b"abc"])):
+        assert bytes(own.dump(dumped)) == bytes(own.pack(dumped)) == bytes(dumped)
+        assert (own.pack(dumped) is dumped) == isinstance(dumped, bytes | Stream)
+    view = memoryview(b"abcdef")[::2]
+    for wrong, why in (("abc", "str"), (None, "NoneType"), (7, "int"), ([b"abc"], "list"), (view, "memoryview")):
+        for function in (own.dump, own.pack):
+            with pytest.raises(SerializationError, match=rf"put: .*\.unchanged returned a {why}; expected bytes"):
+                function(wrong)
+
+
+def test_own_load_takes_a_stream_of_bytes() -> None:
+    assert Serializer(bytes, json.load).load(b"[1]") == Serializer(bytes, json.load).load(Stream([b"[1]"])) == [1]
+    assert bytes(of(BufferSerializer()).load(b"abc")) == b"abc"
+
+
+def test_small_pickles_are_bytes() -> None:
+    pair = of(PickleSerializer())
+    assert type(pair.pack(5)) is bytes
+    assert type(pair.pack(np.ones(5))) is type(pair.dump(5)) is Stream
+    assert pair.load(pair.pack(5)) == 5
+    assert pair.load == pair.load.__self__.load  # type: ignore[attr-defined]  # no function more for each message
+
+
+class Upper(PickleSerializer):
+    def dump(self, data: Any) -> Stream:
+        return super().dump(data.upper())
+
+
+class Packing:
+    """A class that has nothing to do with `PickleSerializer.pack`."""
+
+    def dump(self, data: bytes) -> bytes:
+        return data
+
+    def pack(self, data: bytes) -> bytes:
+        raise AssertionError
+
+    load = dump
+
+
+def test_dump_of_a_subclass_is_called() -> None:
+    pair = of(Upper())
+    assert pair.load(pair.pack("abc")) == "ABC"
+    assert of(Packing()).pack(b"abc") == b"abc"
+    with pytest.raises(SerializationError, match=r"PickleSerializer\.load returned a int"):
+        Serializer(PickleSerializer().load, bytes).pack(bytes(PickleSerializer().dump(5)))
+
+
+def test_pickles_without_allow_list_run_code() -> None:
+    for serializer, runs_code in ((PickleSerializer(), True), (OwnLoad(), True), (SERIALIZERS["data"], False)):
+        assert of(serializer).runs_code is runs_code
+    assert not Serializer(PickleSerializer().dump, json.load).runs_code
 
 
 @pytest.mark.parametrize("pieces", [1, 7])
@@ -171,7 +238,7 @@ def test_bytes_need_one_buffer_that_is_long_enough(into: Any, given: str) -> Non
 )
 def test_buffers_that_cannot_be_filled_are_refused(into: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"get: into, {re.escape(text)}"):
-        loader(PickleSerializer().load, into)
+        of(PickleSerializer()).loader(into)
 
 
 def test_destinations_are_views_of_bytes() -> None:
@@ -208,9 +275,9 @@ class Named:
 )
 def test_serialiser_without_load_into_is_refused(function: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"get: into needs a serialiser with `load_into`, and .*\.load is .*; expected"):
-        loader(function, bytearray(1))
+        Serializer(bytes, function).loader(bytearray(1))
 
 
 def test_own_load_into_is_called() -> None:
-    assert loader(OwnBoth().load, bytearray(8))(received(np.ones(1))) == ("own", np.ones(1))
-    assert loader(Named().decode, bytearray(8))(Stream([b"abc"])) == 3
+    assert load(OwnBoth(), received(np.ones(1)), bytearray(8)) == ("own", np.ones(1))
+    assert Serializer(bytes, Named().decode).loader(bytearray(8))(Stream([b"abc"])) == 3
