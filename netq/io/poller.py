@@ -21,7 +21,9 @@ class Ring(Protocol):
     """A ring in shared memory. While it is awake no descriptor announces its data, so a thread has to look."""
 
     awake: bool  # the peer does not ring when it writes
-    look: Callable[[], bool]  # whether there is data; in any thread, at any time
+
+    def look(self) -> bool:
+        """Return whether there is something to do. In any thread, at any time."""
 
     def receive(self) -> bool:
         """Receive what a user's thread may; return False if the loop's thread has to go on."""

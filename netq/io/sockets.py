@@ -1,4 +1,4 @@
-"""Non-blocking byte streams: a plain socket, or one under TLS.
+"""Non-blocking byte streams, and how a link watches them: a plain socket, or one under TLS.
 
 A TLS layer may hold bytes that it has read from the socket and not returned yet. A selector does not know of them. So
 `more` says whether to receive again, and not a full buffer or a readable socket.
@@ -7,13 +7,18 @@ A TLS layer may hold bytes that it has read from the socket and not returned yet
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
+import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from netq.buffers import Buffer
-from netq.errors import SecurityError
+from netq.errors import ProtocolError, SecurityError
 from netq.io.interrupts import NO_SIGPIPE
+from netq.io.loop import Loop
+from netq.io.poller import Ready
 from netq.security.engine import OVERHEAD, RECORD
 from netq.security.identity import Protection
 from netq.security.tls import Tls
@@ -24,15 +29,20 @@ _VECTOR = 512  # buffers in one sendmsg; Linux takes 1024 (IOV_MAX)
 # header, padding and tag, is enough.
 _CIPHERTEXT = 4 * (RECORD + OVERHEAD)
 _WHOLE = RECORD + 261
+_SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes in the queue that were not sent once
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close discards what is unsent, and sends RST
+
+BROKEN = (OSError, SecurityError, ProtocolError)  # what the methods of a stream raise when it is broken
 
 
 class ByteStream(Protocol):
-    """A non-blocking stream. The methods raise OSError or SecurityError when it is broken."""
+    """A non-blocking stream, which belongs to one link. The methods raise an error of BROKEN when it is broken."""
 
     sock: socket.socket
-    blocked: bool  # the system did not take everything; call `push` when the socket is writable
-    hides: bool  # it may hold received bytes that no selector knows of
+    blocked: bool  # it did not take everything; call `push` when `ready` is called with WRITE
+    hides: bool  # it may hold received bytes that no event tells of
     more: bool  # there may be more than the last `recv_into` returned: call it again soon
+    unanswered: str  # what to say if the peer has ended the stream before it has sent anything
 
     @property
     def protection(self) -> Protection | None:
@@ -51,18 +61,92 @@ class ByteStream(Protocol):
         """Send what was taken and not sent yet; return whether more can be taken."""
 
     def finish(self) -> None:
-        """Tell the peer that nothing more will be sent."""
+        """Tell the peer that nothing more will be sent. From here on only `discard`, `reset` and `close` are called."""
+
+    def discard(self) -> bool:
+        """Drop received bytes; return False at the end. Raises BlockingIOError when there are none now."""
+
+    def watch(self, loop: Loop, events: int, ready: Ready) -> None:
+        """Call `ready` of the stream's events in a loop, also in users' threads. Replaces an earlier watch."""
+
+    def forget(self) -> None:
+        """Call it no more."""
+
+    def bound_queue(self, size: int) -> None:
+        """Let about `size` bytes wait in the system, no more: what waits there delays everything behind it."""
+
+    def queued(self) -> int:
+        """Return the bytes that wait in the system and could be bounded; 0 if that is unknown."""
+
+    def reset(self) -> None:
+        """Have `close` drop what is unsent."""
+
+    def close(self) -> None:
+        """Release everything; forget the loop."""
 
 
-class PlainSocket:
+class _Socket:
+    """What a plain socket and one under TLS have in common: how a link watches and ends it."""
+
+    unanswered = (
+        "the peer hung up before it had sent anything; is the same protocol set on both sides, and SecurityOptions on "
+        "both or on neither?"
+    )
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.blocked = self.more = False
+        self._loop: Loop | None = None
+        self._queue_limit = 0  # bytes: TCP_NOTSENT_LOWAT
+
+    def discard(self) -> bool:
+        """See ByteStream. With TLS it is ciphertext that is dropped."""
+        return bool(self.sock.recv(65536))
+
+    def watch(self, loop: Loop, events: int, ready: Ready) -> None:
+        """See ByteStream."""
+        self._loop = loop
+        loop.watch(self.sock, events, ready, shared=True)
+
+    def forget(self) -> None:
+        """See ByteStream."""
+        if self._loop is not None:
+            self._loop.forget(self.sock)
+
+    def bound_queue(self, size: int) -> None:
+        """See ByteStream. Set again after a change by a factor of two only."""
+        if not size // 2 < self._queue_limit < size * 2 and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            self._queue_limit = size
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
+
+    def queued(self) -> int:
+        """Return the bytes in the socket that were never sent; 0 if the system does not know (under qemu, say)."""
+        if not sys.platform.startswith("linux"):
+            return 0
+        try:
+            return int.from_bytes(fcntl.ioctl(self.sock.fileno(), _SIOCOUTQNSD, bytes(4)), sys.byteorder)
+        except OSError:
+            return 0
+
+    def reset(self) -> None:
+        """See ByteStream: `close` sends RST."""
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+    def close(self) -> None:
+        """See ByteStream."""
+        self.forget()
+        self.sock.close()
+
+
+class PlainSocket(_Socket):
     """A plain socket."""
 
     hides = False
     protection = None
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.blocked = self.more = False
+        super().__init__(sock)
         self._error: OSError | None = None  # the system reports an error once; the next call raises it
 
     def recv_into(self, buffer: memoryview) -> int:
@@ -111,14 +195,13 @@ class PlainSocket:
         self.sock.shutdown(socket.SHUT_WR)
 
 
-class TlsSocket:
+class TlsSocket(_Socket):
     """A socket under TLS."""
 
     hides = True
 
     def __init__(self, sock: socket.socket, tls: Tls) -> None:
-        self.sock = sock
-        self.blocked = self.more = False
+        super().__init__(sock)
         self._tls = tls
         self._piece = _WHOLE  # bytes of ciphertext to receive next
         self._ciphertext: Buffer = b""  # not yet taken by the socket
@@ -198,11 +281,12 @@ class TlsSocket:
 
 
 def tune(sock: socket.socket) -> None:
-    """Send without delay (TCP_NODELAY), and without pacing on one machine.
+    """Never wait, send without delay (TCP_NODELAY), and without pacing on one machine.
 
     Where both ends have the same address nothing is congested, but the timers of BBR, the default of some systems, take
     a third of the speed (docs/explanation/design.md).
     """
+    sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.suppress(OSError):
         if hasattr(socket, "TCP_CONGESTION") and sock.getpeername()[0] == sock.getsockname()[0]:

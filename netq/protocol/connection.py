@@ -30,7 +30,6 @@ from netq.buffers import Buffer
 from netq.errors import ProtocolError, strip_tracebacks
 from netq.options import ConnectionOptions
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
-from netq.protocol.memory import Memory
 from netq.protocol.sender import Part
 from netq.protocol.session import Session
 from netq.protocol.wire import (
@@ -95,7 +94,6 @@ class Connection:
         self._id = id
         self._options = options
         self._reader = Reader(self._place)
-        self.source: Memory | None = None  # memory of the link itself, for bodies of messages; None: the session's
         self._is_block: Callable[[Part], bool] | None = None  # within `pieces`: which Parts the link gets
         # The state, as in the table above; `open` and `closed` are derived from it.
         self._state = State.OPENING
@@ -294,7 +292,7 @@ class Connection:
             return self._place_rare(frame)
         if frame.value > self._options.message_size:
             raise ProtocolError(f"a message of {frame.value} bytes; message_size is {self._options.message_size}")
-        return self._session.place(frame, self.source)
+        return self._session.place(frame)
 
     def _place_rare(self, frame: Frame) -> memoryview:
         # The order of the checks gives the most useful error: illegal in this state, then its lane, then its length.

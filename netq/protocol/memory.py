@@ -18,10 +18,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import mmap
-from collections.abc import Callable
 
-from netq.buffers import LARGE, aligned
+from netq.buffers import aligned
 from netq.protocol.flow_control import Budget
 
 KEEP = 256 * 1024 * 1024  # bytes of idle blocks, at most, besides one block that is larger than that
@@ -33,12 +31,9 @@ RECYCLED = 32 * 1024
 class Memory:
     """Hands out writable, 64-byte aligned memory, and recycles it."""
 
-    def __init__(
-        self, keep: int = KEEP, budget: Budget | None = None, mapping: Callable[[int], mmap.mmap] | None = None
-    ) -> None:
+    def __init__(self, keep: int = KEEP, budget: Budget | None = None) -> None:
         self.budget = budget or Budget(2**62)  # observed by the callers of `take`, not by Memory
         self._keep = keep
-        self._map = mapping  # makes a large block, instead of `aligned`; raises MemoryError
         self._classes: dict[int, _Class] = {}  # by size; grows only
         self._giant: _Block | None = None  # larger than `keep`, and idle: the one used last
         self._ticks = itertools.count()  # for `_Block.since`
@@ -95,7 +90,7 @@ class Memory:
         return giant
 
     def _make(self, size: int) -> _Block:
-        block = _Block(memoryview(self._map(size)) if self._map and size >= LARGE else aligned(size))
+        block = _Block(aligned(size))
         if size not in self._classes:
             self._classes[size] = _Class(size)
         return block

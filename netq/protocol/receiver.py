@@ -137,8 +137,8 @@ class Receiver:
         """Ask the loop to call `Session.release_room`. In any thread."""
         self._request_release(self)
 
-    def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
-        """Return the memory for the body of a MSG, from `source` if that is given.
+    def place(self, frame: Frame) -> memoryview:
+        """Return the memory for the body of a MSG.
 
         Raises ProtocolError unless the MSG continues the lane exactly, within the window.
         """
@@ -153,7 +153,7 @@ class Receiver:
             raise ProtocolError(f"lane {self.lane}: message {frame.number} goes beyond the window")
         # The first bytes of a message claim room for all of it, so that each message that has begun can be completed.
         begins, self.size = not self.parts, frame.value
-        body = self._room(frame.length, source or self._memory)
+        body = self._room(frame.length)
         if begins:
             self._claim_rest()
         return body
@@ -241,11 +241,11 @@ class Receiver:
         self.limit = self.start
         self._recharge()
 
-    def _room(self, length: int, memory: Memory) -> memoryview:
+    def _room(self, length: int) -> memoryview:
         """Return memory for the next bytes: behind the last ones, or in a new part."""
         if not self.parts or self._filled + length > len(self.parts[-1]):
             least = self.size if self._merge else min(PART, self.size - self.partial)
-            part = memory.take(max(length, least))
+            part = self._memory.take(max(length, least))
             if self.parts:
                 self.parts[-1] = self.parts[-1][: self._filled]
             self.parts.append(part)

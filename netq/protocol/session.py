@@ -311,10 +311,10 @@ class Session:
         """
         return codec.take(self, data, low, high)
 
-    def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
-        """Return the memory for the body of a MSG, from `source` if that is given. Raises ProtocolError."""
+    def place(self, frame: Frame) -> memoryview:
+        """Return the memory for the body of a MSG. Raises ProtocolError."""
         receiver = self._receiver(frame.lane)
-        body = receiver.place(frame, source)
+        body = receiver.place(frame)
         if receiver.grant_due:
             self.owed[frame.lane] = receiver
         return body

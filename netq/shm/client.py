@@ -6,10 +6,10 @@ from netq import core
 from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener
+from netq.runtime.stream_link import Link
 from netq.shm import rendezvous
 from netq.shm.control import ControlSocket, offer_rings
-from netq.shm.link import Link
-from netq.shm.segments import Pool
+from netq.shm.stream import RingStream
 
 
 class ClientTransport:
@@ -21,7 +21,6 @@ class ClientTransport:
         self.netloc = listener.options.netloc
         self._listener = listener
         self._loop = loop
-        self._pool = Pool(listener.options.connection.memory)
         self._closed = False
 
     def open(self) -> None:
@@ -48,7 +47,8 @@ class ClientTransport:
             control.sock.close()
             return self._listener.lost(None, OSError(error.errno, f"no memory for the rings: {error.strerror}"))
         address = "{}:{}".format(*self.netloc)
-        return self._listener.attach(Link(self._listener, self._loop, control, rings, self._pool, address))
+        stream = RingStream(control, rings)
+        return self._listener.attach(Link(self._listener, self._loop, stream, self._listener.connect(), address))
 
 
 class Communicator(core.Communicator):

@@ -1,14 +1,13 @@
 """The control socket of a link, and how two processes come to share their rings.
 
 The client makes the memory, and the server checks it. One sealed memfd holds two rings of equal size: the client writes
-the first, the server the second. Then the socket carries wakeups and the descriptors of segments. Its end is the end of
-the link, so the death of a process is noticed at once.
+the first, the server the second. Then the socket carries wakeups. Its end is the end of the link, so the death of a
+process is noticed at once.
 
 Packets of a Unix SOCK_SEQPACKET socket; the first byte is the kind:
 
     1 HELLO    "NETQ-SHM", version u16, and the rings' descriptor     the client's first packet, and its only HELLO
     2 WAKE     -                                                      look into the rings
-    3 SEGMENT  number u32, and its descriptor                         before the first GRANT that names it
     4 REFUSED  text, UTF-8                                            the server's answer to a HELLO that it refuses
 
 The first bytes of HELLO say who shall use the rings: a link (LINK), or a ring socket (RING_SOCKET; socket_handshake.py
@@ -29,19 +28,18 @@ from netq.shm import memfd
 from netq.shm.fence import make_fence
 from netq.shm.ring import Reader, Writer
 
-VERSION = 1
-RING_SIZE = 256 * 1024  # bytes, with the header: room for a batch that is read while the next one is written
+RING_SIZE = 512 * 1024  # bytes of a link's ring, with the header: some pieces are read while others are written
 MIN_RING, MAX_RING = 4096, 1024 * 1024  # bytes of a ring that a peer may bring
 LINK, RING_SOCKET = b"NETQ-SHM", b"NETQRING"  # what the rings are for
+_VERSIONS = {LINK: 2, RING_SOCKET: 1}
 _NAMES = {LINK: "communicator of Protocol.SHM", RING_SOCKET: "ring socket (netq.shm.ring_socket)"}
 _HELLO = struct.Struct("<8sH")
-HELLO, WAKE, SEGMENT, REFUSED = 1, 2, 3, 4
-NUMBER = struct.Struct("<I")  # of a segment
-_MAX_PACKET = 512  # bytes
+HELLO, WAKE, REFUSED = 1, 2, 4
+WAKE_PACKET = bytes([WAKE])
+MAX_PACKET = 512  # bytes
 _FD = struct.Struct("i")
 # Ancillary data for one descriptor: the system closes all others that a peer sends.
 _FD_SPACE = socket.CMSG_LEN(_FD.size) if hasattr(socket, "CMSG_LEN") else 0
-_WAKE = bytes([WAKE])
 
 
 class Packet(NamedTuple):
@@ -62,26 +60,16 @@ class ControlSocket:
     def wake_peer(self) -> None:
         """Send WAKE. An error is ignored: a full socket has a WAKE in it, and the end of a socket is received later."""
         with suppress(OSError):
-            self.sock.send(_WAKE)
+            self.sock.send(WAKE_PACKET)
 
     def send(self, kind: int, body: bytes = b"", fd: int | None = None) -> None:
         """Send a packet; raises OSError."""
         socket.send_fds(self.sock, [bytes([kind]), body], () if fd is None else (fd,))
 
-    def take_wake(self) -> bool:
-        """Receive the next packet if it is a WAKE, and return whether it is; leave any other packet in the socket."""
-        try:
-            if self.sock.recv(1, socket.MSG_PEEK) != _WAKE:
-                return False
-            self.sock.recv(1)
-        except OSError:
-            return False
-        return True
-
     def receive(self) -> Packet | None:
         """Return the next packet, None at the end; raises OSError, and BlockingIOError when there is none now."""
         # MSG_CMSG_CLOEXEC: a process that this one starts must not inherit the peer's memory.
-        data, files, _, _ = self.sock.recvmsg(_MAX_PACKET, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
+        data, files, _, _ = self.sock.recvmsg(MAX_PACKET, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         fd = _FD.unpack(files[0][2])[0] if files and files[0][1] == socket.SCM_RIGHTS else None
         if data:
             return Packet(data[0], data[1:], fd)
@@ -111,7 +99,7 @@ def offer_rings(control: ControlSocket, purpose: bytes = LINK, size: int = RING_
     fd = memfd.make(2 * size)
     try:
         memory = mmap.mmap(fd, 2 * size)
-        control.send(HELLO, _HELLO.pack(purpose, VERSION), fd)
+        control.send(HELLO, _HELLO.pack(purpose, _VERSIONS[purpose]), fd)
     finally:
         os.close(fd)
     return _ring_pair(memory, is_client=True)
@@ -126,8 +114,8 @@ def accept_rings(packet: Packet, purpose: bytes = LINK) -> RingPair:
         if magic in _NAMES:
             raise ProtocolError(f"the peer is a {_NAMES[magic]}, and this address belongs to a {_NAMES[purpose]}")
         raise ProtocolError(f"the peer does not speak netq: it begins with {magic!r}, expected {purpose!r}")
-    if version != VERSION:
-        raise ProtocolError(f"the peer speaks version {version} of shared memory, this side version {VERSION}")
+    if version != (ours := _VERSIONS[purpose]):
+        raise ProtocolError(f"the peer speaks version {version} of shared memory, this side version {ours}")
     if packet.fd is None:
         raise ProtocolError("the peer's rings did not come: it sent no descriptor, or this process may have no more")
     size = memfd.inspect(packet.fd)

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import mmap
 import os
-import resource
 from pathlib import Path
 
 from netq.errors import ProtocolError
@@ -54,11 +53,6 @@ def inspect(fd: int) -> int:
     if block != mmap.PAGESIZE:
         raise ProtocolError(f"the peer's shared memory has pages of {block} bytes; expected {mmap.PAGESIZE}")
     return os.fstat(fd).st_size
-
-
-def scarce(fd: int) -> bool:
-    """Return whether half of all descriptors are in use. `fd` is new, so its number was the lowest that was free."""
-    return fd >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 def strict() -> bool:

@@ -33,13 +33,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from netq.errors import ProtocolError
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 HEADER = 256  # bytes before those of the stream
 _HEAD, _WANTED, _TAIL, _ASLEEP = 0, 8, 16, 24  # in words of 8 bytes
 
 
-class RingError(Exception):
+class RingError(ProtocolError):
     """The other side has written an impossible number into the shared memory: it is broken, or hostile."""
 
 
@@ -69,6 +71,13 @@ class Writer:
         self._fence()  # its reads come before our writes to the same place
         return self.size - (self._head - tail)
 
+    def has_room(self) -> bool:
+        """Return whether half of the ring is free. May be called in any thread, at any time."""
+        try:
+            return self._head - self._words[_TAIL] <= self.size // 2
+        except ValueError:  # released
+            return False
+
     def write(self, buffers: Iterable[Buffer]) -> int:
         """Copy as much of `buffers` as there is room for, and publish it to the reader; return the count of bytes."""
         start = position = self._head
@@ -84,18 +93,6 @@ class Writer:
         self._words[_HEAD] = self._head = position
         self._advanced = True
         return position - start
-
-    def put(self, data: bytes) -> bool:
-        """Write all of `data` in one piece. If there is no room for that, write nothing and return False."""
-        n, start = len(data), self._head % self.size
-        if start + n > self.size or n > self.free():
-            return False
-        self._bytes[start : start + n] = data
-        self._fence()  # the bytes come before the number that publishes them
-        self._head += n
-        self._words[_HEAD] = self._head
-        self._advanced = True
-        return True
 
     def claim_wakeup(self) -> bool:
         """Return True if the caller must wake the reader: it sleeps, and was not woken since it fell asleep."""
@@ -165,18 +162,6 @@ class Reader:
             return self._words[_HEAD] != self._tail
         except ValueError:  # released
             return False
-
-    def peek(self, least: int) -> memoryview:
-        """Return the next bytes, which stay in the ring: at least `least` of those that `available` counted.
-
-        It is a view of the ring, or a copy of `least` bytes if these lie at the end and at the start of the ring.
-        """
-        # The bytes are in one piece, unless they reach beyond the end of the ring and continue at its start.
-        start = self._tail % self.size
-        piece = self._bytes[start : start + self._head - self._tail]
-        if least <= len(piece):
-            return piece
-        return memoryview(bytes(piece) + self._bytes[: least - len(piece)])
 
     def read_into(self, buffer: memoryview) -> int:
         """Move bytes that `available` counted into `buffer`, and free their room; return the count of bytes."""

@@ -28,9 +28,9 @@ from netq.buffers import Buffer
 from netq.errors import ProtocolError
 from netq.io.interrupts import suppress
 from netq.shm import rendezvous
-from netq.shm.control import RING_SIZE, ControlSocket
+from netq.shm.control import ControlSocket
 from netq.shm.refusals import RefusalLog
-from netq.shm.ring_options import SPIN, Address, check_size, check_timeout, read_address, read_spin
+from netq.shm.ring_options import SIZE, SPIN, Address, check_size, check_timeout, read_address, read_spin
 from netq.shm.socket_handshake import Arrival, Parts, offer
 from netq.shm.waiting import Line, WaitingReader, WaitingWriter
 from netq.text import format_netloc
@@ -53,7 +53,7 @@ def listen(address: Address, *, spin: float = SPIN) -> Listener:
         raise
 
 
-def connect(address: Address, timeout: float | None = None, *, size: int = RING_SIZE, spin: float = SPIN) -> RingSocket:
+def connect(address: Address, timeout: float | None = None, *, size: int = SIZE, spin: float = SPIN) -> RingSocket:
     """Connect to a listener of the same user; that succeeds at once or fails.
 
     `timeout`: of later calls, see RingSocket.settimeout. `size`: bytes of each of the two rings, a multiple of 4096

@@ -15,11 +15,11 @@ from netq.io.selector import READ
 from netq.io.timers import Timer
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener
+from netq.runtime.stream_link import Link
 from netq.shm import control, rendezvous
 from netq.shm.control import REFUSED, ControlSocket
-from netq.shm.link import Link
 from netq.shm.refusals import RefusalLog
-from netq.shm.segments import Pool
+from netq.shm.stream import RingStream
 
 _MOST_WAITING = 256  # connections without a HELLO; they are of this machine's users, who send it with the connection
 
@@ -35,7 +35,6 @@ class ServerTransport:
         self._listening: rendezvous.ListeningSocket | None = None
         self._acceptor: Acceptor | None = None
         self._waiting: dict[ControlSocket, Timer] = {}  # connections without a HELLO, and their timeouts
-        self._pool = Pool(listener.options.connection.memory)
         self._refusals = RefusalLog()
 
     def open(self) -> None:
@@ -84,7 +83,8 @@ class ServerTransport:
         else:
             self._forget(connection)
             address = f"{self._where}, process {rendezvous.peer(connection.sock)[0]}"
-            self._listener.attach(Link(self._listener, self._loop, connection, rings, self._pool, address))
+            stream = RingStream(connection, rings)
+            self._listener.attach(Link(self._listener, self._loop, stream, self._listener.connect(), address))
         finally:
             if packet.fd is not None:
                 os.close(packet.fd)

@@ -7,11 +7,11 @@ import socket
 from netq import core
 from netq.io.connect import Connector
 from netq.io.loop import Loop
-from netq.io.sockets import wrap
+from netq.io.sockets import tune, wrap
 from netq.options import CommunicatorOptions, Purpose, check_put_merge
 from netq.runtime.link import LinkListener
+from netq.runtime.stream_link import Link
 from netq.security.tls import client_side, with_own_id
-from netq.tcp.link import Link
 
 
 class ClientTransport:
@@ -43,6 +43,7 @@ class ClientTransport:
 
     def _connected(self, sock: socket.socket) -> None:
         address = "{}:{}".format(*self.netloc)
+        tune(sock)
         stream = wrap(sock, self._tls)
         self._listener.attach(Link(self._listener, self._loop, stream, self._listener.connect(), address))
 

@@ -9,11 +9,11 @@ from netq import core
 from netq.io.accept import Acceptor
 from netq.io.connect import bind
 from netq.io.loop import Loop
-from netq.io.sockets import wrap
+from netq.io.sockets import tune, wrap
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
 from netq.runtime.link import LinkListener
+from netq.runtime.stream_link import Link
 from netq.security.tls import server_side
-from netq.tcp.link import Link
 
 _BACKLOG = 1024  # connections that wait in the system to be accepted
 
@@ -47,6 +47,7 @@ class ServerTransport:
             self._acceptor = self._sock = None
 
     def _attach(self, sock: socket.socket, address: Any) -> None:
+        tune(sock)
         stream = wrap(sock, self._tls)
         peer = "{}:{}".format(*address[:2])  # an IPv6 address has a flow label and a scope, too
         self._listener.attach(Link(self._listener, self._loop, stream, self._listener.connect(), peer))

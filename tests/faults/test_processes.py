@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import signal
+import sys
 import time
 import uuid
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import pytest
@@ -115,10 +115,10 @@ def kill_after_passing(proxy: Proxy, offset: int, program: Child) -> bool:
 
 @pytest.mark.slow
 @on("shm")
-def test_sender_killed_during_a_direct_transfer(
+def test_sender_killed_while_it_writes_to_the_ring(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
-    """There is no proxy here to count bytes, but the system counts what a process writes."""
+    """There is no proxy here to count bytes, but the ring has their number."""
     senders = KilledSenders(communicators, children, wire)
     for offset in OFFSETS[:-1]:  # the last one is too late to catch
         senders.play(senders.netloc, functools.partial(kill_after_writing, offset))
@@ -127,20 +127,30 @@ def test_sender_killed_during_a_direct_transfer(
 
 def kill_after_writing(offset: int, program: Child) -> bool:
     """Kill a sender that has written at least `offset` bytes, and not all; return whether it was caught in time."""
-    before = written(program)
-    program.send("go")
-    while written(program) < before + offset:
-        pass  # busy waiting: a message takes some ten milliseconds
-    program.stop()
-    if written(program) >= before + SIZE:
+    with open_rings(program) as rings:
+        before = written(rings)
+        program.send("go")
+        while written(rings) < before + offset:
+            pass  # busy waiting: a message takes some ten milliseconds
+        program.stop()
+        caught = written(rings) < before + SIZE
+    if caught:
+        program.kill()
+    else:
         program.signal(signal.SIGCONT)
-        return False
-    program.kill()
-    return True
+    return caught
 
 
-def written(program: Child) -> int:
-    return int(re.findall(r"^wchar: (\d+)$", Path(f"/proc/{program.process.pid}/io").read_text(), re.MULTILINE)[0])
+def open_rings(program: Child) -> BinaryIO:
+    """Open the memory of a client's rings."""
+    descriptors = Path(f"/proc/{program.process.pid}/fd")
+    (rings,) = [path for path in descriptors.iterdir() if "memfd:netq" in os.readlink(path)]
+    return rings.open("rb")
+
+
+def written(rings: BinaryIO) -> int:
+    """Bytes that a client has written since the beginning: the first number of the first ring."""
+    return int.from_bytes(os.pread(rings.fileno(), 8, 0), sys.byteorder)
 
 
 # 9: the server is killed while clients send

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import tracemalloc
 import uuid
 
 import pytest
 
-from netq.buffers import LARGE
 from netq.errors import ProtocolError
 from netq.protocol.flow_control import CREDIT
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
-from netq.protocol.wire import OVERHEAD, POSITIONS, Cursor, Frame, Kind
+from netq.protocol.wire import OVERHEAD, POSITIONS, Cursor, Frame
 from tests.netq.protocol.lanes import (
     WINDOW,
     arrive,
@@ -256,24 +254,3 @@ def test_short_path_needs_no_begun_message_and_no_claim(window: int) -> None:
     assert not simple(one)
     take(one, 10 + 3 * window + 2 * OVERHEAD)
     assert simple(one)
-
-
-# Memory of the link.
-
-
-@pytest.mark.parametrize("merge", [True, False])
-def test_body_stays_in_memory_of_link(merge: bool) -> None:
-    one, own = receiver(2**30, merge=merge), Memory()
-    view = own.take(2 * LARGE if merge else LARGE)  # the only idle block that any memory has
-    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    del view
-    first = one.place(Frame(Kind.MSG, lane=3, length=LARGE, number=1, value=2 * LARGE), own)
-    assert ctypes.addressof(ctypes.c_char.from_buffer(first)) == address
-    one.received(LARGE)
-    second = one.place(
-        Frame(Kind.MSG, lane=3, length=LARGE, number=1, value=2 * LARGE)
-    )  # by another link, that has none
-    assert (second.obj is first.obj) is merge
-    got = one.received(LARGE)
-    assert got is not None
-    assert got.nbytes == 2 * LARGE

@@ -18,7 +18,7 @@ import pytest
 
 import netq
 import netq.aio
-from netq.tcp.link import Link
+from netq.runtime.stream_link import Link
 from netq.testing.log import LogRecorder
 
 

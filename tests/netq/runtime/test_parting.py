@@ -18,7 +18,7 @@ from netq.core import Communicator
 from netq.options import CommunicatorOptions, EventOptions, Purpose, SerializationOptions
 from netq.runtime.delivery import Delivery
 from netq.runtime.peer import Peer
-from netq.tcp.link import Link
+from netq.runtime.stream_link import Link
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy

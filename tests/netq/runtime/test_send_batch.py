@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from netq.tcp.send_batch import MAX_BATCH, MIN_BATCH, MIN_PERIOD, QUEUE_TIME, SendBatch
+from netq.runtime.send_batch import MAX_BATCH, MIN_BATCH, MIN_PERIOD, QUEUE_TIME, SendBatch
 
 
 def carry(batch: SendBatch, rate: float, seconds: float, now: float = 0.0) -> float:

@@ -13,7 +13,7 @@ import pytest
 
 from netq.io.baton import TICK
 from netq.io.loop import Loop
-from netq.io.sockets import PlainSocket
+from netq.io.sockets import PlainSocket, tune
 from netq.options import CommunicatorOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.connection import Connection
@@ -22,7 +22,7 @@ from netq.protocol.memory import Memory
 from netq.protocol.session import Session
 from netq.protocol.wire import HEADER_SIZE, Frame, Greeting, Kind
 from netq.runtime.link import Link as AnyLink
-from netq.tcp.link import Link
+from netq.runtime.stream_link import Link
 from netq.utils.stream import Stream
 
 LIMIT = 20.0
@@ -126,6 +126,7 @@ class Flood:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.sock = socket.create_connection(listener.getsockname())
             self.far = listener.accept()[0]
+        tune(self.far)
         self.sock.sendall(Greeting(uuid.uuid4(), bytes(16), 2**40, 2**20, 10_000).frame().whole())
         self.stream = Counting(self.far)
         self.link = Link(self.server, self.loops[0], self.stream, self.server.connect(), "a flood")

@@ -1,52 +1,41 @@
-"""A link over TCP: moves the bytes of one Connection through one socket.
+"""A link over a byte stream: moves the bytes of one Connection. The stream is TCP, TLS, or two rings of shared memory.
 
 Owned by a loop; it never waits and never retries. A user's thread that holds the loop's baton sends and receives as the
 loop's thread does, messages of every size. What only the loop's thread may do it leaves to that: a handshake, the
-events of a connection, errors, the end of the link.
+events of a connection, errors, the end of the link. What differs between the streams, such as the events that the loop
+watches, is theirs (ByteStream in netq/io/sockets.py).
 
-    connection.to_send ──► _unsent ──► stream.send ──► the socket's queue ──► peer
+    connection.to_send ──► _unsent ──► stream.send ──► the socket's queue, or the ring ──► peer
     peer ──► stream.recv_into ──► connection.buffer ──► connection.received ──► listener.deliver
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import functools
-import socket
-import struct
-import sys
 import time
 from collections.abc import Callable
 
-from netq.errors import SecurityError
 from netq.io.baton import Worker
 from netq.io.loop import Loop
 from netq.io.receive_size import ReceiveSize
 from netq.io.selector import READ, WRITE
-from netq.io.sockets import ByteStream, tune
+from netq.io.sockets import BROKEN, ByteStream
 from netq.io.timers import Timer
 from netq.protocol.connection import Connection, State
 from netq.protocol.events import Event
 from netq.runtime.link import LinkListener, fail
+from netq.runtime.send_batch import MAX_BATCH, SendBatch
 from netq.security.identity import Protection
-from netq.tcp.send_batch import MAX_BATCH, SendBatch
 
 _SMALL = 68 * 1024  # bytes: up to here, a small message and ACKs, one copy costs less than a vector of buffers
 _READS = 64  # reads in one turn, at most: the bound where the clock of processor time is coarse
 _WRITES = 4  # batches in one turn, so that the other links of the loop have theirs
 _INLINE_WRITES = 64  # batches of a user's thread in one call, after which the loop's thread goes on
-_SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes in the queue that were not sent once
 _CLOSE_TIMEOUT = 1.0  # seconds to wait for the peer's end of the connection after ours
-_UNANSWERED = (
-    "the peer hung up before it had sent anything; is the same protocol set on both sides, and SecurityOptions on both "
-    "or on neither?"
-)
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close discards what is unsent, and sends RST
 
 
 class Link:
-    """Moves bytes between a connected socket and a connection."""
+    """Moves bytes between a connected stream and a connection."""
 
     def __init__(
         self, listener: LinkListener, loop: Loop, stream: ByteStream, connection: Connection, address: str
@@ -68,17 +57,14 @@ class Link:
         self._unsent: list[memoryview] = []
         self._copied = False  # `_unsent` is a copy: the user may change the original
         self._batch = SendBatch()
-        self._queue_limit = 0  # bytes that may wait in the socket: TCP_NOTSENT_LOWAT
         # Receiving.
         self._receive_size = ReceiveSize()
         self._received_any = False  # whether the connection has had any bytes: with TLS, the handshake is over
         self._events: list[Event] = []  # that a user's thread has left to the loop's thread
         # The end of the link.
-        self._closing = self._ended = False  # `close` was called; the socket is closed
+        self._closing = self._ended = False  # `close` was called; the stream is closed
         self._close_timer: Timer | None = None
-        stream.sock.setblocking(False)
-        tune(stream.sock)
-        self._bound_queue()
+        stream.bound_queue(self._batch.size)
         self._watch(READ)
 
     @property
@@ -93,7 +79,7 @@ class Link:
                 self._send()
             except BlockingIOError:
                 pass
-            except (OSError, SecurityError) as error:
+            except BROKEN as error:
                 fail(self._loop, self._lose, error)
 
     def receive(self) -> None:
@@ -130,9 +116,9 @@ class Link:
         """Continue in another loop."""
         # The new loop watches the socket only in its own thread, after what was called there before. A call that is
         # still queued in the old loop finds that the link has left (`_run_scheduled`), so this queues another.
-        self._loop.forget(self._stream.sock)
+        self._stream.forget()
         self._loop, self._baton, events = loop, loop.baton, self._interest
-        loop.call(functools.partial(loop.watch, self._stream.sock, events, self._ready, shared=True))
+        loop.call(self._stream.watch, loop, events, self._ready)
         if self._scheduled:
             loop.call(self._run_scheduled, loop)
 
@@ -188,7 +174,7 @@ class Link:
         for _ in range(_READS):
             n = stream.recv_into(connection.buffer()[: self._receive_size.size])
             if n == 0:
-                raise ConnectionResetError("the peer hung up" if self._received_any else _UNANSWERED)
+                raise ConnectionResetError("the peer hung up" if self._received_any else self._stream.unanswered)
             self._received_any = True
             if events := connection.received(n, time.monotonic()):
                 if not self._loop.is_own:
@@ -215,7 +201,7 @@ class Link:
         last = False  # this batch is all that the connection has
         # Take a batch from the session, hand it to the socket, and repeat. Stop when the session has no more, the share
         # of the turn is used, or the socket is full: it did not take all (`blocked`) or a batch waits in it (`enough`).
-        # A full socket starts or ends a measurement of the link's rate (netq/tcp/send_batch.py).
+        # A full socket starts or ends a measurement of the link's rate (netq/runtime/send_batch.py).
         for _ in range(_WRITES if self._loop.is_own else _INLINE_WRITES):
             if enough or ((stream.blocked or stream.hides) and not stream.push()):
                 break
@@ -245,21 +231,12 @@ class Link:
         if stream.blocked or enough:
             self._watch(READ | WRITE)
             batch.full(time.monotonic())
-            self._bound_queue()
+            stream.bound_queue(batch.size)
         return None
 
     def _has_enough_queued(self) -> bool:
         """Whether a batch or more waits in the socket. The system keeps TCP_NOTSENT_LOWAT only within some 64 KiB."""
-        return self._batch.size < MAX_BATCH and _unsent_bytes(self._stream.sock) >= self._batch.size
-
-    def _bound_queue(self) -> None:
-        """Let one batch wait in the socket, no more: what waits there delays everything behind it."""
-        # The batch's size changes a little with each measurement. The option is set again after a change by a factor
-        # of two only.
-        limit = self._batch.size
-        if not limit // 2 < self._queue_limit < limit * 2 and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            self._queue_limit = limit
-            self._stream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit)
+        return self._batch.size < MAX_BATCH and self._stream.queued() >= self._batch.size
 
     def _is_abandoned(self) -> bool:
         """Whether the connection ended by silence: neither side said why, so the peer may not be there."""
@@ -277,8 +254,7 @@ class Link:
         return not last and not (session is not None and session.peer_closed)
 
     def _reset(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._stream.reset()
         self._end()
 
     def _finish(self) -> None:
@@ -287,7 +263,7 @@ class Link:
 
     def _discard(self) -> None:
         for _ in range(_READS):
-            if not self._stream.sock.recv(65536):
+            if not self._stream.discard():
                 return self._end()
         return None
 
@@ -297,7 +273,7 @@ class Link:
             step()
         except BlockingIOError:
             pass
-        except (OSError, SecurityError) as error:
+        except BROKEN as error:
             fail(self._loop, self._lose, error)
             if not self._loop.is_own:
                 self._baton.hand_over()  # or this thread would find the same error until the loop's thread has run
@@ -305,7 +281,7 @@ class Link:
     def _lose(self, error: Exception) -> None:
         if self._ended:
             return
-        with contextlib.suppress(OSError, SecurityError):
+        with contextlib.suppress(*BROKEN):
             self._stream.push()  # the TLS alert with the reason
         self._end()
         if not self._closing:
@@ -316,24 +292,13 @@ class Link:
             self._ended = True
             if self._close_timer is not None:
                 self._close_timer.cancel()
-            self._loop.forget(self._stream.sock)
-            self._stream.sock.close()
+            self._stream.close()
 
     def _watch(self, events: int) -> None:
         # While the socket is full, the thread that polls watches for WRITE, and `flush` does nothing until then.
         if events != self._interest:
             self._interest = events
-            self._loop.watch(self._stream.sock, events, self._ready, shared=True)
-
-
-def _unsent_bytes(sock: socket.socket) -> int:
-    """Return the bytes in the socket that were never sent; 0 if the system does not know (under qemu, say)."""
-    if not sys.platform.startswith("linux"):
-        return 0
-    try:
-        return int.from_bytes(fcntl.ioctl(sock.fileno(), _SIOCOUTQNSD, bytes(4)), sys.byteorder)
-    except OSError:
-        return 0
+            self._stream.watch(self._loop, events, self._ready)
 
 
 def _skip(buffers: list[memoryview], n: int) -> list[memoryview]:
