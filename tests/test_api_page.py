@@ -49,7 +49,7 @@ def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
         "options",
     }
     public = {name for name in dir(netq.Communicator) if not name.startswith("_")} | {"options"}
-    for_fronts = {"unpack", "check_get", "loader"}
+    for_fronts = {"unpack", "check_get", "check_step", "loader"}
     for_servers = {"spread", "put_unbounded", "expel", "set_aside", "let_go_on", "is_short"}
     assert names == public - for_fronts - for_servers
 

@@ -1,7 +1,7 @@
 """One thread that runs calls, timers and whatever waits for sockets, one after the other. Knows nothing of netq.
 
 What a loop owns belongs to the holder of its baton (netq/io/baton.py). That is mostly the loop's own thread; users'
-threads take the baton for what small messages need. What sockets are watched is in netq/io/poller.py.
+threads take the baton to send and receive messages. What sockets are watched is in netq/io/poller.py.
 
 Any thread may `start`, `stop`, `call` and `ask`, and whatever a docstring says; all else is for the holder of the
 baton. What the loop runs must not wait. An exception that comes out of a function it runs is a bug in that function:
@@ -38,7 +38,7 @@ _AHEAD = 256
 _PASSES = 2  # passes over the calls in one turn; the second runs what the first has asked for, such as one flush
 _LONGEST = 86400.0  # seconds of one `select`: what every selector can take
 _PAUSE, _PAUSES = 50e-6, 20  # seconds of a pause in which a user's thread gets the baton, and how many there are
-_QUIET_TICKS = 20
+_QUIET_TICKS = 20  # milliseconds of one wait of a user, after which the loop's thread parks for long: see `_rest`
 _BUSY = 0.1  # seconds for which an event loop that polls may be busy with other work
 _T = TypeVar("_T")
 
@@ -294,7 +294,7 @@ class Loop:
         self.baton.run_late_deferred()
 
     def _run_calls(self) -> None:
-        """Run all calls and flushes that wait. A function of its own: docs/explanation/design.md, "A jump back"."""
+        """Run all calls and flushes that wait."""
         for worker in list(self.baton.unflushed):
             self.baton.unflushed.pop(worker, None)
             self._calls.append((worker.flush, ()))
