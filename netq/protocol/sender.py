@@ -122,6 +122,15 @@ class Sender:
                     kept.append(other)
             self.waiting, self._withdrawn = kept, 0
 
+    def remove_larger(self, most: int) -> list[Outgoing]:
+        """Remove the waiting messages of more than `most` bytes; return those that are not cancelled."""
+        removed = [message for message in self.waiting if message.size > most and not message.withdrawn]
+        for message in removed:
+            self.waiting.remove(message)
+            self.waiting_bytes -= message.size
+            message.waits = False
+        return removed
+
     def oldest(self) -> Outgoing | None:
         """Return the first waiting message, None if there is none."""
         self._skip_cancelled()

@@ -514,13 +514,9 @@ class Session:
 
     def _reject(self) -> list[tuple[Outgoing, NetqError]]:
         """Remove the messages that are larger than the peer takes; return them with their errors."""
-        rejected: list[tuple[Outgoing, NetqError]] = []
-        for message in [message for sender in self.senders.values() for message in sender]:
-            if message.size > self._peer_size and not message.withdrawn:
-                message.withdraw()
-                self.withdraw(message)
-                rejected.append((message, MessageTooLarge(self.peer, message.size, self._peer_size)))
-        return rejected
+        most = self._peer_size
+        rejected = [message for sender in self.senders.values() for message in sender.remove_larger(most)]
+        return [(message, MessageTooLarge(self.peer, message.size, most)) for message in rejected]
 
     def _sender(self, lane: int) -> Sender:
         sender = self.senders.get(lane)
