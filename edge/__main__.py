@@ -36,6 +36,7 @@ from edge.work import Work, federation
 from netq.cli.terminal import Formatter, outlive_readers, sentence
 from netq.cli.toml_file import Override, in_file_terms
 from netq.errors import InvalidOption, SecurityError
+from netq.io.interrupts import outside_steps
 from netq.version import version
 
 log = logging.getLogger("edge")
@@ -154,6 +155,7 @@ def _log_to_stderr(level: int) -> None:
     logging.basicConfig(handlers=[handler], level=level)
 
 
+@outside_steps
 def _stop(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)  # unwinds the stack, so that the communicator closes its session
 

@@ -48,6 +48,7 @@ from fl.tensors.spec import Model
 from netq.cli.terminal import Formatter, outlive_readers, sentence
 from netq.cli.toml_file import function, in_file_terms, named_object
 from netq.errors import AddressError, InvalidOption, NetqError, SecurityError
+from netq.io.interrupts import outside_steps
 from netq.options import CommunicatorOptions, Protocol
 from netq.text import describe
 
@@ -449,6 +450,7 @@ def _on_signals(do: Callable[[int, FrameType | None], None]) -> None:
             signal.signal(signum, do)
 
 
+@outside_steps
 def _stop(signum: int, frame: FrameType | None) -> None:
     """Unwind the stack. The clients wait for the next server, which has the checkpoint."""
     _on_signals(_end)

@@ -114,6 +114,7 @@ def _announce(options: argparse.Namespace, netloc: netq.NetworkLocation) -> None
 def _until_sigterm() -> Iterator[None]:
     """Raise _Terminated in a with statement when SIGTERM comes."""
 
+    @netq.outside_steps
     def end(number: int, frame: object) -> None:
         raise _Terminated
 

@@ -23,6 +23,7 @@ from netq.cli.terminal import Formatter, sentence
 from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption, NetqError, SecurityError
 from netq.exchange import Exchange, Permission
+from netq.io.interrupts import outside_steps
 from netq.options import CommunicatorOptions, ConnectionOptions, MqttOptions, NetworkLocation, Protocol
 from netq.text import format_netloc
 
@@ -117,6 +118,7 @@ def _permission(file: File, name: str, table: object) -> Permission:
     return file.options(f"allow.{name}", Permission, table)
 
 
+@outside_steps
 def _stop(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 

@@ -7,9 +7,11 @@ import sys
 import time
 from types import FrameType
 
+import netq
 from tests.programs.command_line import communicator, facts, next_command, report
 
 
+@netq.outside_steps
 def stop(signum: int, frame: FrameType | None) -> None:
     report(at=time.monotonic())
     sys.exit(0)
