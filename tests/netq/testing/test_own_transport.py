@@ -38,8 +38,8 @@ class Link:
         except OSError as error:
             self._lost(error)
 
-    def receive(self) -> bool:
-        return False
+    def receive(self) -> None:
+        raise AssertionError("it is not inline")
 
     def keep(self) -> None:
         pass  # unsent bytes here are a copy
