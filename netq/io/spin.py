@@ -1,8 +1,8 @@
 """How long a thread that waits for shared memory looks into the ring before it sleeps. Knows nothing of netq.
 
 As long as a wake-up costs: then a peer that answers within that time costs none, and one that answers later costs at
-most twice as much as if the thread had slept at once ("competitive" spinning: Karlin et al., SODA 1991). A wake-up takes
-some 10 µs on one machine and 100 on another, so it is measured, once for each process that uses shared memory.
+most twice as much as if the thread had slept at once ("competitive spinning": A. Karlin et al., SOSP 1991). A wake-up
+takes some 10 µs on one machine and 100 on another, so it is measured, once for each process that uses shared memory.
 """
 
 from __future__ import annotations
