@@ -35,7 +35,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.protocol.events"],
     ["netq.protocol.connection"],
     ["netq.security*"],
-    ["netq.io.receive_size", "netq.io.selector"],
+    ["netq.io.receive_size", "netq.io.selector", "netq.io.spin"],
     ["netq.io.timers", "netq.io.poller", "netq.io.process_end"],
     ["netq.io.baton"],
     ["netq.io.loop"],

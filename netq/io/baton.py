@@ -35,24 +35,24 @@ import enum
 import functools
 import math
 import operator
-import os
 import selectors
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from netq.io.condition import LONGEST
 from netq.io.interrupts import has_broken_step, interruptible, protect, suppress
 from netq.io.poller import Poller, Ring
+from netq.io.spin import spin_time
 
 TICK = 0.001  # seconds: how often a parked thread looks, and how long output may wait to be sent with more
 # Seconds for which the loop's thread stays parked after a user was active. To pickle and send a megabyte takes as long;
 # if the loop's thread came back meanwhile, the user's next wait would cost a change of threads.
 _PAUSE = 0.002
 _WAIT = 0.002  # seconds for which a thread that puts waits for the baton; its holders have it for microseconds
-_SPIN = 50e-6 if (os.cpu_count() or 1) > 1 else 0.0  # seconds in which a peer on another core may answer
+_SOCKETS = 16  # rounds with bytes in a ring after which a thread that polls looks at the sockets, too
 _Found = list[tuple[selectors.SelectorKey, int]]
 
 
@@ -132,6 +132,7 @@ class Baton:
         self.user_polled = False  # a user's thread has polled since the loop's thread looked last
         self.user_seen = -math.inf  # when a user was active last
         self.in_select = False  # a user's thread uses the selector at this moment
+        self._rounds = 0  # in a row in which a ring had bytes
         self.poller = Poller(lambda: self.phase is _POLLING)
         # The wait lock of the user's thread that polls. While it is locked the loop's thread leaves the sockets to that
         # thread, so a thread that takes its wait lock for another wait clears this first.
@@ -355,8 +356,7 @@ class Baton:
         seconds = LONGEST if deadline == math.inf else min(deadline - time.monotonic(), LONGEST)
         if seconds <= 0:
             return False
-        poller, lock = self.poller, self.lock
-        in_step = True
+        lock, in_step = self.lock, True
         try:
             try:
                 if not self._acquire(seconds):
@@ -380,18 +380,18 @@ class Baton:
                 # number may belong to another file by then.
                 self.in_select = True
                 lock.release()
-                ring = self._spin() if poller.rings else None
-                if ring is None:
+                rings = self._spin() if self.poller.rings else []
+                self._rounds = self._rounds + 1 if rings else 0
+                found: _Found = []
+                if not self._rounds % _SOCKETS:
                     in_step = False
-                    found = self._select(seconds)
+                    found = self._select(0.0 if rings else seconds)
                     in_step = True
-                else:
-                    found = []
                 self.in_select = False
                 # Between `select` and here other threads may have worked, also on the sockets that were found: `_work`
                 # tests whether a watch is still active. A socket that was emptied meanwhile costs one needless `recv`.
-                if (found or ring is not None) and self._acquire(seconds):
-                    self._work(found, ring)
+                if (found or rings) and self._acquire(seconds):
+                    self._work(found, rings)
             finally:
                 let_go(lock)
         except BaseException as error:
@@ -465,7 +465,7 @@ class Baton:
                 self.wanted = False
                 self.user_polled = True
                 if self._leader is event_loop and not self.over:
-                    self._work(self.poller.select(0), None)
+                    self._work(self.poller.select(0))
                 event_loop.active = self._leader is event_loop and not self.over
         except BaseException as error:
             self.end_by(error)
@@ -490,32 +490,24 @@ class Baton:
             if since > -math.inf and worker.inline:
                 worker.flush()
 
-    def _spin(self) -> Ring | None:
-        """Return a ring that gets data within some microseconds. If none does, have each peer ring from now on."""
+    def _spin(self) -> list[Ring]:
+        """Return the rings that get data soon. If none does, have each peer ring from now on."""
         rings = self.poller.rings
-        until = time.perf_counter() + _SPIN
-        while True:
-            for ring in rings:
-                if ring.look():
-                    return ring
-            if time.perf_counter() >= until:
-                break
-        # From here on this thread sleeps in `select`, so each peer has to send a wake-up when it writes. A ring that
-        # refuses to sleep has got data since the last look: that one is received now, as no wake-up comes for it.
-        found: list[Ring | None] = []
-        self.try_hold(lambda: found.append(self._awake_ring()), LONGEST)
-        return found[0] if found else None
+        until = time.perf_counter() + spin_time()
+        while not (ready := [ring for ring in rings if ring.look()]) and time.perf_counter() < until:
+            pass
+        if not ready:
+            # From here on this thread sleeps in `select`, so each peer has to send a wake-up when it writes. A ring
+            # that refuses to sleep has got data since the last look: that is received now, as no wake-up comes for it.
+            self.try_hold(lambda: ready.extend(ring for ring in rings if ring.awake and not ring.sleep()), LONGEST)
+        return ready
 
-    def _awake_ring(self) -> Ring | None:
-        """Put the rings to sleep; return one that refuses."""
-        return next((ring for ring in self.poller.rings if ring.awake and not ring.sleep()), None)
-
-    def _work(self, found: _Found, ring: Ring | None) -> None:
+    def _work(self, found: _Found, rings: Iterable[Ring] = ()) -> None:
         """Run what is ready. With the baton."""
         if self.over or self.broken:
             return
-        if ring is not None and not ring.receive():
-            self.hand_over()
+        for ring in rings:
+            ring.receive()
         for key, mask in found:
             watch = key.data
             if not watch.active:

@@ -25,8 +25,8 @@ class Ring(Protocol):
     def look(self) -> bool:
         """Return whether there is something to do. In any thread, at any time."""
 
-    def receive(self) -> bool:
-        """Receive what a user's thread may; return False if the loop's thread has to go on."""
+    def receive(self) -> None:
+        """Receive, in a user's thread."""
 
     def sleep(self) -> bool:
         """Ask the peer to ring when it writes; return False if there is data already."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 READ_BUDGET = 0.001  # seconds of processor time for one read and its processing
 TURN_BUDGET = 0.004  # seconds of processor time for all reads of a turn, while the reads are large and cheap
-MIN_READ, INITIAL_READ, MAX_READ = 4 * 1024, 32 * 1024, 1088 * 1024  # bytes of one read
+# Bytes of one read. The first one takes a small message whole (netq/protocol/sender.py, SMALL).
+MIN_READ, INITIAL_READ, MAX_READ = 4 * 1024, 72 * 1024, 1088 * 1024
 
 
 class ReceiveSize:

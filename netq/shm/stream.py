@@ -140,12 +140,11 @@ class RingStream:
         """Return whether there are bytes, or the room that this side waits for."""
         return self._reader.has_data() or self._room_came
 
-    def receive(self) -> bool:
+    def receive(self) -> None:
         """Receive, and send what has waited for room; in a user's thread."""
         if self._loop is not None:
             self._wake()
             self._call_ready()
-        return True
 
     def sleep(self) -> bool:
         """Have the peer send WAKE with its next bytes; return False if there is something to receive already."""

@@ -246,7 +246,7 @@ def test_a_polling_user_leaves_the_wake_up_to_a_polling_loop() -> None:
     loop.call(int)  # by another thread, while a user is in the selector since the loop was parked
     (key,) = loop._poller._selector.get_map().values()
     with loop.baton.lock:
-        loop.baton._work([(key, READ)], None)
+        loop.baton._work([(key, READ)])
     left = [found.fileobj is loop._poller._wakee for found, _ in loop._poller.select(0)]
     loop.end()
     assert left == [True]

@@ -266,7 +266,7 @@ def test_handshake_rejects_queued_messages_too_large_for_peer() -> None:
     assert [(frame.kind, frame.number, frame.value) for frame in sent(one)] == [(Kind.MSG, 1, 5)]
     assert acked(one, ack(1)) == [small]
     assert (one.queued, large.number, cancelled.number) == (0, 0, 0)
-    assert not (large.withdrawn or large.waits)
+    assert (large.withdrawn, large.waits) == (False, False)
 
 
 # The outbox.

@@ -39,7 +39,7 @@ class Link:
             self._lost(error)
 
     def receive(self) -> None:
-        pass  # only the loop's thread receives
+        raise AssertionError("it is not inline")
 
     def keep(self) -> None:
         pass  # unsent bytes here are a copy
