@@ -1,7 +1,8 @@
-"""A signal handler that raises while a thread reads the ring."""
+"""A signal while a thread reads the ring: the handler raises at the end of the step."""
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def alarm() -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         raise Alarm
 
-    before = signal.signal(signal.SIGALRM, handle)
+    before = signal.signal(signal.SIGALRM, netq.outside_steps(handle))
     yield
     signal.signal(signal.SIGALRM, before)
 
@@ -44,13 +45,13 @@ def connected() -> Iterator[tuple[netq.Communicator, netq.Communicator]]:
         yield server, client
 
 
-def get_for_ever(communicator: netq.Communicator) -> None:
+def get_for_ever(communicator: netq.Communicator, got: list[object]) -> None:
     while True:
-        communicator.get(timeout=LIMIT)
+        got.append(communicator.get(timeout=LIMIT).data)
 
 
 @pytest.mark.usefixtures("alarm")
-def test_bytes_read_by_an_interrupted_thread_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_read_by_an_interrupted_thread_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     recv_into, armed = RingStream.recv_into, threading.Event()
 
     def receive_and_be_interrupted(self: RingStream, buffer: memoryview) -> int:
@@ -62,22 +63,26 @@ def test_bytes_read_by_an_interrupted_thread_come_again(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(RingStream, "recv_into", receive_and_be_interrupted)
     with connected() as (server, client):
-        over = threading.Event()
+        over, got = threading.Event(), list[object]()
 
         def put() -> None:
-            while not over.is_set():
-                client.put("more").result(LIMIT)
+            for number in itertools.count():
+                if over.is_set():
+                    break
+                client.put(number).result(LIMIT)
 
         thread = threading.Thread(target=put)
         thread.start()
         armed.set()
         try:
             with pytest.raises(Alarm):
-                get_for_ever(server)
-            assert server.get(timeout=LIMIT).data == "more"  # over the next link
+                get_for_ever(server, got)
+            got.append(server.get(timeout=LIMIT).data)
         finally:
             over.set()
             thread.join()
+        assert not armed.is_set()
+        assert got == [*range(len(got))]
 
 
 @pytest.mark.usefixtures("alarm")
@@ -103,7 +108,7 @@ def test_wake_up_taken_by_an_interrupted_thread_counts(monkeypatch: pytest.Monke
         thread.start()
         try:
             with pytest.raises(Alarm):
-                get_for_ever(server)
+                get_for_ever(server, [])
             assert server.get(timeout=LIMIT / 4).data == "more"
         finally:
             over.set()
