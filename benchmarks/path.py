@@ -3,8 +3,9 @@
     python -m benchmarks.path [tcp|shm|mqtt|grpc] [--show]
 
 An echo runs in a thread of this process. After a warm-up, `sys.setprofile` records each Python function of netq that a
-thread enters, on both sides and in both loops: from `put` to `get`, and in a round trip. Calls of other Python code,
-such as asyncio's, are counted separately; calls of functions in C are not counted. The profiler is slow, so code that
+thread enters, on both sides and in both loops: from `put` to `get`, and in a round trip. What a loop's thread does to
+stay asleep meanwhile (Loop._rest) is not counted. Calls of other Python code, such as asyncio's, are counted
+separately; calls of functions in C are not counted. The profiler is slow, so code that
 depends on time may take other branches than usual. The median of several trips is printed.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 import netq
+from netq.io.loop import Loop
 from netq.protocol import codec
 
 WARM, ROUNDS = 300, 101
@@ -37,7 +39,7 @@ class Profile:
     def note(self, frame: FrameType, event: str, _: object) -> None:
         """Record a call. A function for sys.setprofile."""
         code = frame.f_code
-        if not self.on or event != "call" or code.co_filename == __file__:
+        if not self.on or event != "call" or code.co_filename == __file__ or _rests(frame):
             return
         if code.co_filename.startswith(str(HERE)):
             file = str(Path(code.co_filename).relative_to(HERE))
@@ -50,6 +52,15 @@ class Profile:
         calls, self.calls = self.calls, []
         others, self.others = self.others, []
         return len(calls), len(others)
+
+
+def _rests(frame: FrameType | None) -> bool:
+    """Whether this is a call of a loop's thread that sleeps, and looks each millisecond."""
+    while frame is not None:
+        if frame.f_code is Loop._rest.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def measure(protocol: str, port: int) -> tuple[list[list[tuple[str, str, int]]], list[tuple[int, int]]]:

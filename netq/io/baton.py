@@ -317,6 +317,7 @@ class Baton:
 
     def check(self, name: str) -> None:
         """Raise RuntimeError where nothing can wait: in the loop's thread, a handler that interrupts a wait, a fork."""
+        protect()
         self.wait_lock(name)
 
     def check_not_forked(self, what: str) -> None:
@@ -335,7 +336,6 @@ class Baton:
                 f"{name}() waits for a loop: it cannot be called in one, by an event or a callback, nor by a signal "
                 "handler that has interrupted it; let the handler set an Event, or call request_close()"
             )
-        protect()
         try:
             lock: threading.Lock = self._wait_locks.lock
         except AttributeError:

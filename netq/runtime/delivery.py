@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 from netq.io.baton import is_owned
 from netq.io.condition import deadline_of
-from netq.io.interrupts import raised_by_handler
+from netq.io.interrupts import protect, raised_by_handler
 from netq.log import log
 from netq.protocol.codec import Outgoing
 from netq.runtime.undelivered import Undelivered, Unseen
@@ -356,6 +356,7 @@ class Delivery(Outgoing, Future[None]):
         # First by polling, as in `get`: the ACK is then handled in this thread. If another thread polls already, or
         # this may not, by a callback, which costs a change of threads.
         guard, deadline = self.guard, deadline_of(timeout)
+        protect()
         wait_lock = guard.wait_lock("result")
         try:
             with wait_lock:
