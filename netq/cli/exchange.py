@@ -23,6 +23,7 @@ from netq.cli.terminal import Formatter, sentence
 from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption, NetqError, SecurityError
 from netq.exchange import Exchange, Permission
+from netq.io.interrupts import outside_steps
 from netq.options import CommunicatorOptions, ConnectionOptions, MqttOptions, NetworkLocation, Protocol
 from netq.text import format_netloc
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter(in_file_terms))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, outside_steps(_stop))
     try:
         exchange = _exchange(None if options.config is None else Path(options.config))
     except InvalidOption as error:

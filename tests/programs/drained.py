@@ -7,6 +7,7 @@ import sys
 import time
 from types import FrameType
 
+import netq
 from tests.programs.command_line import communicator, facts, next_command, report
 
 
@@ -15,7 +16,7 @@ def stop(signum: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGTERM, netq.outside_steps(stop))
 with communicator() as client:
     client.put("hello").result(30)
     report(ready=True)

@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 
+import netq
 from tests.programs.command_line import communicator, report
 
 MOST = 64
@@ -21,7 +22,7 @@ class ReportingHandler(logging.Handler):
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (MOST, MOST))
 logging.getLogger("netq").addHandler(ReportingHandler())  # WARNING and above, as with the default configuration
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.signal(signal.SIGTERM, netq.outside_steps(lambda *_: sys.exit(0)))
 with communicator() as server:
     report(netloc=server.netloc)
     while True:

@@ -9,6 +9,7 @@ import time
 import zlib
 from pathlib import Path
 
+import netq
 from tests.programs.command_line import communicator, report
 
 
@@ -17,7 +18,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.signal(signal.SIGTERM, netq.outside_steps(lambda *_: sys.exit(0)))
 with communicator() as server:
     report(netloc=server.netloc)
     while True:
