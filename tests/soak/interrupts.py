@@ -24,8 +24,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import netq
-from netq import Closed, CommunicatorOptions, NetworkLocation, Protocol, Purpose
+from netq import Closed, CommunicatorOptions, ConnectionOptions, NetworkLocation, Protocol, Purpose
 
+ANY = NetworkLocation("127.0.0.1", 0)
 LIMIT = 10.0  # seconds of a call; a longer one hangs
 BATCHES = 40  # on one pair of communicators
 MOST = {64: 50, 64 * 1024: 10, 1024 * 1024: 3}  # messages of a batch, by their bytes
@@ -41,6 +42,7 @@ class Signals:
         self.slowest = 0.0  # seconds of a batch of calls
         self._chance = chance
         self._usual: dict[str, float] = {}  # seconds that a batch of calls takes, by name
+        self._repeated, self._since = "", 0.0  # the calls that were interrupted, and when they were made first
         self._orders = queue.SimpleQueue[list[float] | None]()  # the delay of each; who removes it decides
         self._thread = threading.Thread(target=self._send)
         self._thread.start()
@@ -58,6 +60,11 @@ class Signals:
         order = [self._chance.uniform(0, 1.5 * self._usual.get(name, 0.001))]
         faulthandler.dump_traceback_later(3 * LIMIT, exit=True)
         start = time.monotonic()
+        if name != self._repeated:
+            self._since = start
+        if start - self._since > LIMIT:
+            raise TimeoutError(f"{name} again and again")
+        self._repeated = ""
         try:
             self._orders.put(order)
             into.extend(calls)
@@ -68,6 +75,7 @@ class Signals:
                     time.sleep(LIMIT / 1000)
                 raise TimeoutError("a signal has not come") from None
         except KeyboardInterrupt as error:
+            self._repeated = name
             self.counts[name] += 1
             self.elsewhere += not _is_of_netq(error)
             return True
@@ -124,8 +132,9 @@ class Pair:
     def __init__(self, protocol: Protocol, purpose: Purpose, signals: Signals, judge: Judge) -> None:
         self.judge = judge
         self._signals = signals
-        server = netq.new(protocol, Purpose.SERVER, CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0)))
-        client = netq.new(protocol, Purpose.CLIENT, CommunicatorOptions(netloc=server.netloc))
+        still = ConnectionOptions(heartbeat=3600.0)  # no heartbeat helps out
+        server = netq.new(protocol, Purpose.SERVER, CommunicatorOptions(netloc=ANY, connection=still))
+        client = netq.new(protocol, Purpose.CLIENT, CommunicatorOptions(netloc=server.netloc, connection=still))
         client.put("hello").result(LIMIT)
         server.get(timeout=LIMIT)
         self.main, self._peer = (client, server) if purpose is Purpose.CLIENT else (server, client)
