@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import netq
 from edge.agent import Agent
 from edge.config import SECRETS, Config, from_environment, from_flags, open_file
 from edge.group import Group
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return main_simulate(options)
     _log_to_stderr(logging.DEBUG if options.verbose else logging.INFO)
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, netq.outside_steps(_stop))
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
     )  # a parent may have left it ignored: then no process can wait for its children

@@ -33,6 +33,7 @@ except ImportError:
     sys.exit(f"fl: the command line needs typer: pip install '{DISTRIBUTION}[serve]'")
 
 import fl
+import netq
 from fl.callbacks import plots
 from fl.callbacks.best import EarlyStopping, SaveBest
 from fl.callbacks.jsonl import JsonLines, Measured
@@ -101,7 +102,7 @@ def serve(
 ) -> None:
     """Run an aggregator, until its rounds are done."""
     _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
-    _on_signals(_stop)
+    _on_signals(netq.outside_steps(_stop))
     with _statuses():
         _serve(Config.load(config))
 

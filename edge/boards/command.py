@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
+import netq
 from edge.boards import leftovers, network
 from edge.boards.cgroups import Cgroup, Hierarchy
 from edge.boards.device import Device
@@ -64,8 +65,9 @@ class Signals:
         self.status = 0  # the exit status, after a signal
         self.count = 0
         self.on_signal: Callable[[], None] | None = None
+        catch = netq.outside_steps(self._catch)
         for signum in (signal.SIGINT, signal.SIGTERM):
-            stack.callback(signal.signal, signum, signal.signal(signum, self._catch))
+            stack.callback(signal.signal, signum, signal.signal(signum, catch))
 
     def _catch(self, signum: int, frame: FrameType | None) -> None:
         self.count += 1

@@ -33,9 +33,25 @@ class Relay:
         """Pass bytes until this task is cancelled."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as links:
-            while True:
-                board, _ = await loop.sock_accept(self._listener)
-                links.create_task(self._carry(board))
+            # Not by `sock_accept`: if that is cancelled in the turn in which a connection comes, nobody closes it.
+            failed: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(self._listener, self._accept, links, failed)
+            try:
+                await failed
+            finally:
+                loop.remove_reader(self._listener)
+
+    def _accept(self, links: asyncio.TaskGroup, failed: asyncio.Future[None]) -> None:
+        try:
+            board, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # the agent has hung up
+            return
+        except OSError as error:
+            if not failed.done():
+                failed.set_exception(error)
+            return
+        carrying = links.create_task(self._carry(board))
+        carrying.add_done_callback(lambda _: board.close())  # a task that is cancelled before it begins does not
 
     async def _carry(self, board: socket.socket) -> None:
         """Pass the bytes of one connection until both sides have ended, or one has failed."""

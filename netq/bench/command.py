@@ -118,7 +118,7 @@ def _until_sigterm() -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         raise _Terminated
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, netq.outside_steps(end))
     try:
         yield
     finally:

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter(in_file_terms))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, outside_steps(_stop))
     try:
         exchange = _exchange(None if options.config is None else Path(options.config))
     except InvalidOption as error:

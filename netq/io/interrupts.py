@@ -61,10 +61,15 @@ def interruptible(function: _F) -> _F:
 
 
 def in_step(frame: FrameType | None) -> bool:
-    """Return whether this frame, or the nearest of its callers that is netq's, is in a step."""
+    """Return whether this frame, or the nearest of its callers that is netq's, is in a step.
+
+    A finaliser is one, also of a user: Python drops an exception there.
+    """
     while frame is not None:
         if (found := _is_step(frame)) is not None:
             return found
+        if frame.f_code.co_name == "__del__":
+            return True
         frame = frame.f_back
     return False
 

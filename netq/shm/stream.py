@@ -46,6 +46,7 @@ class RingStream:
         # Events.
         self._loop: Loop | None = None  # that watches the stream
         self._ready: Ready
+        self._interest = 0  # the events that it is watched for
         self._scheduled = False  # `_run_scheduled` is in the loop's queue
 
     # For the link: see ByteStream.
@@ -105,7 +106,8 @@ class RingStream:
         return True
 
     def watch(self, loop: Loop, events: int, ready: Ready) -> None:
-        """Watch the socket for WAKE, whatever the events: a stream that is `blocked` waits for room."""
+        """Watch the socket for WAKE, whatever the events: it may be for either."""
+        self._interest = events
         if self._loop is None and self.sock.fileno() >= 0:
             self._loop, self._ready = loop, ready
             loop.watch(self.sock, READ, self._packet_ready, shared=True)
@@ -184,7 +186,8 @@ class RingStream:
 
     @property
     def _room_came(self) -> bool:
-        return self.blocked and self._writer.has_room()
+        # As a socket that is watched for WRITE: also if `push` has found the room already.
+        return bool(self._interest & WRITE) and self._writer.has_room()
 
     def _has_room(self) -> bool:
         """Return whether half of the ring is free; otherwise have the peer send WAKE then."""

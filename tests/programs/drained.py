@@ -17,7 +17,7 @@ def stop(signum: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGTERM, netq.outside_steps(stop))
 with communicator() as client:
     client.put("hello").result(30)
     report(ready=True)

@@ -1,4 +1,4 @@
-"""A short run with faults on each wire, two at a time. `make soak` runs for longer."""
+"""Short runs: with faults on each wire, two at a time, for longer by `make soak`; and with interrupts."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ def test_command_runs_all_wires_without_errors(tmp_path: Path) -> None:
         assert f"{wire}, 3 clients, 2 s, seed 1" in done.stdout
         with (tmp_path / f"history-{wire}.jsonl").open() as lines:
             assert sum(event.what is What.DELIVERED for event in read(lines)) > 100
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "shm"])
+def test_interrupts_lose_nothing(protocol: str) -> None:
+    command = [sys.executable, "-W", "error", "-m", "tests.soak.interrupts", "100", protocol]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "lost 0, twice 0, out of order 0, hanging 0, ended 0" in done.stdout
 
 
 def check(report: Report) -> None:

@@ -205,6 +205,7 @@ class Talk(Total):
         *,
         files: certificates.Files | None = None,
         in_line: bool = False,
+        protocol: netq.Protocol = netq.Protocol.TCP,
         **connection: Any,
     ) -> None:
         super().__init__()
@@ -217,6 +218,7 @@ class Talk(Total):
             Purpose.SERVER: files and SecurityOptions(files.key, files.certificate),
             Purpose.CLIENT: files and SecurityOptions(certificate=files.authority),
         }
+        self._protocol = protocol
         self._options = ConnectionOptions(**SOON | connection)
         server = self._new(Purpose.SERVER, NetworkLocation("127.0.0.1", 0))
         clients = [self._new(Purpose.CLIENT, server.netloc) for _ in range(peers)]
@@ -235,7 +237,7 @@ class Talk(Total):
 
     def _new(self, purpose: Purpose, netloc: NetworkLocation) -> netq.Communicator:
         options = CommunicatorOptions(netloc=netloc, connection=self._options, security=self._security[purpose])
-        return netq.new(purpose=purpose, options=options)
+        return netq.new(self._protocol, purpose, options)
 
     def _answer(self, peer: netq.Communicator) -> None:
         with contextlib.suppress(Closed):
@@ -438,6 +440,7 @@ MADE: dict[str, Callable[[certificates.Files], Talk]] = {
     "narrow": lambda files: Talk(window=1),
     "TLS": lambda files: Talk(files=files),
     "server": lambda files: Talk(Purpose.SERVER, 2),
+    "shm": lambda files: Talk(protocol=netq.Protocol.SHM),
 }
 
 
@@ -480,6 +483,7 @@ AT_EACH_MOMENT = [
     *((name, "client", error) for name in OPERATIONS for error in ("Interrupt", "TimeIsUp")),
     ("get", "narrow", "Interrupt"),
     ("get_in_vain", "in line", "Interrupt"),
+    *((name, "shm", "Interrupt") for name in ("put_large", "result", "get_and_wait")),
 ]
 
 

@@ -99,6 +99,26 @@ def test_an_exception_outside_steps_loses_no_message() -> None:
             assert [number for whose, _, _, number in got if whose == peer] == list(range(1, EACH + 1))
 
 
+class Finalised:
+    """Raises the signal when it is freed."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+
+@pytest.mark.usefixtures("handle")
+def test_an_exception_of_a_handler_is_put_off_to_the_end_of_a_finaliser() -> None:
+    """Python drops one that comes out of it."""
+    signal.signal(signal.SIGALRM, netq.outside_steps(raise_on_signal))
+    with pytest.raises(Alarm):
+        wait_after(Finalised())
+
+
+def wait_after(*freed: object) -> None:
+    del freed
+    threading.Event().wait(LIMIT)
+
+
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:

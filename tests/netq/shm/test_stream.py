@@ -43,7 +43,10 @@ class Ends:
         self.loop = Loop("turned by hand", self.errors.append)
         self.loop.baton.thread = threading.get_ident()
         self.events: list[int] = []
-        self.far.watch(self.loop, READ, self.events.append)
+        self.watch(READ)
+
+    def watch(self, events: int) -> None:
+        self.far.watch(self.loop, events, self.events.append)
 
     def hear(self, room: int = 2 * RING_SIZE) -> bytes:
         buffer = bytearray(room)
@@ -159,6 +162,7 @@ def test_loop_puts_the_stream_to_sleep_and_reads_on_after_a_refusal(ends: Ends) 
 
 
 def test_wake_of_a_blocked_stream_is_for_both(ends: Ends) -> None:
+    ends.watch(READ | WRITE)
     while not ends.far.blocked:
         ends.far.send([memoryview(bytes(MIB))])
     ends.near.recv_into(memoryview(bytearray(MIB)))
@@ -168,6 +172,7 @@ def test_wake_of_a_blocked_stream_is_for_both(ends: Ends) -> None:
 
 
 def test_thread_that_polls_gets_bytes_and_room(ends: Ends) -> None:
+    ends.watch(READ | WRITE)
     ends.far.send([memoryview(bytes(MIB))])
     ends.far.receive()
     ends.near.recv_into(memoryview(bytearray(MIB)))
@@ -180,14 +185,38 @@ def test_polling_thread_sees_bytes_and_room(ends: Ends) -> None:
     ends.near.send([memoryview(b"one")])
     assert ends.far.look()
     ends.hear()
+    ends.watch(READ | WRITE)
     ends.far.send([memoryview(bytes(MIB))])
     assert not ends.far.look()
     ends.near.recv_into(memoryview(bytearray(RING_SIZE // 2)))
     assert ends.far.look()
     assert not ends.far.sleep()
-    ends.far.push()
+    assert ends.far.push()
+    assert ends.far.look(), "as a socket that is watched for it"
+    ends.watch(READ)
     assert not ends.far.look()
     assert ends.far.sleep()
+
+
+def test_room_that_comes_while_the_link_sends_is_an_event(ends: Ends) -> None:
+    ends.far.send([memoryview(bytes(MIB))])
+    ends.watch(READ | WRITE)
+
+    def send(events: int) -> None:
+        if not ends.events:
+            ends.near.recv_into(memoryview(bytearray(MIB)))  # now there is room, and the link finds it
+            assert ends.far.push()
+        ends.events.append(events)
+
+    ends.near.send([memoryview(b"one")])
+    ends.far.forget()
+    ends.far.watch(ends.loop, READ | WRITE, send)
+    ends.far.receive()
+    ends.hear()
+    ends.loop.call(len, ())
+    ends.loop.turn()
+    ends.loop.turn()
+    assert ends.events[:2] == [READ, READ | WRITE]
 
 
 def test_impossible_number_is_an_error_of_the_next_call(ends: Ends) -> None:
