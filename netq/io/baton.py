@@ -131,6 +131,7 @@ class Baton:
         # Users' threads: which of them polls, and how active they were lately.
         self.user_polled = False  # a user's thread has polled since the loop's thread looked last
         self.user_seen = -math.inf  # when a user was active last
+        self.polled_at = -math.inf  # when a user polled last
         self.in_select = False  # a user's thread uses the selector at this moment
         self._rounds = 0  # in a row in which a ring had bytes
         self.poller = Poller(lambda: self.phase is _POLLING)
@@ -170,9 +171,9 @@ class Baton:
         return leader is not None and leader.locked()
 
     @property
-    def users_are_active(self) -> bool:
-        """Whether a user polls, or was active a short time ago and may poll again."""
-        return self.user_polls or time.monotonic() - self.user_seen < _PAUSE
+    def users_look(self) -> bool:
+        """Whether a user polls, or has polled a short time ago and may do so again."""
+        return self.user_polls or time.monotonic() - self.polled_at < _PAUSE
 
     @property
     def event_loop_polls(self) -> bool:
@@ -194,7 +195,7 @@ class Baton:
 
     def resume(self) -> None:
         """Make the loop's thread poll again."""
-        self.user_seen = -math.inf
+        self.user_seen = self.polled_at = -math.inf
         self.resumed = True
         self.wake()
 
@@ -371,6 +372,7 @@ class Baton:
                     self._leader = wait_lock
                     return True  # what came before this thread led does not wake the selector: the caller looks again
                 self.user_polled = True
+                self.polled_at = time.monotonic()
                 # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here:
                 # above all the ACK of what this user has just taken.
                 if self.unflushed:
@@ -516,7 +518,7 @@ class Baton:
                 watch.ready(mask)
             else:
                 self.hand_over()  # whose selector reports it again
-        self.user_seen = time.monotonic()
+        self.user_seen = self.polled_at = time.monotonic()
 
     def hand_over(self) -> None:
         """Have the loop's thread go on, and not the thread that polls: that one waits until it is woken."""
@@ -531,7 +533,8 @@ class Baton:
         # let the loop's thread receive the next message, with a change of threads, and keep the user from polling.
         # Parked for long: the user has been in one `select` since the last look, and nothing waits to be sent; to look
         # each millisecond would only cost processor time.
-        parked = self._shared and not self.resumed and self.users_are_active
+        active = self.user_polls or time.monotonic() - self.user_seen < _PAUSE
+        parked = self._shared and not self.resumed and active
         self.parked_long = parked and self.user_polls and not (self.user_polled or self.unflushed)
         self.needs_wake = not parked or self.parked_long
         self.user_polled = False

@@ -251,7 +251,7 @@ class Loop:
             timeout = self._timeout()
             seconds = longest if baton.parked_long else TICK
             woken = baton.park(seconds if timeout is None else min(timeout, seconds))
-            if woken or baton.parked_long or not baton.users_are_active or (timeout is not None and timeout < TICK):
+            if woken or baton.parked_long or not baton.users_look or (timeout is not None and timeout < TICK):
                 break
             # A long park has to be ended when the user goes on with other work, which costs a change of threads. So
             # only a user that waits for some milliseconds in one `select` makes the next park long.
@@ -263,7 +263,7 @@ class Loop:
         # compute. After a tenth of a second without a sign of it this thread does one turn in its place.
         late = baton.parked_long and longest == _BUSY and not woken  # the event loop may be busy with other work
         baton.parked_long = False
-        return [] if baton.users_are_active and not (late or baton.resumed) else self._poller.select(0)
+        return [] if baton.users_look and not (late or baton.resumed) else self._poller.select(0)
 
     @property
     def _is_busy(self) -> bool:

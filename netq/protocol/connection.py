@@ -156,8 +156,10 @@ class Connection:
 
     @property
     def owes(self) -> bool:
-        """Whether a message or an ACK could be sent now."""
+        """Whether something could be sent now."""
         session = self.session
+        if self._control or self._ping_to_answer is not None:
+            return True
         return session is not None and (bool(session.owed) or session.ready)
 
     def feed(self, packet: memoryview, now: float) -> list[Event]:

@@ -155,7 +155,7 @@ class Link:
         elif mask and self.peer is not None and (self._baton.reply_expected if is_own else not self._scheduled):
             # The ACK travels with the user's answer, which often follows. Otherwise it leaves when this thread waits
             # again, or after a millisecond.
-            if self.connection.owes:
+            if self.connection.owes or self._unsent or self._stream.hides:  # what TLS has to say no connection knows
                 if is_own:
                     self._baton.flush_later_from_loop(self.peer)
                 else:
