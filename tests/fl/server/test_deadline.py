@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -29,11 +30,26 @@ class Asked(fl.Callback):
                 self.again.set()
 
 
-def test_a_late_update_that_counts_is_not_trained_again(caplog: pytest.LogCaptureFixture) -> None:
-    asked, trainings = Asked(), list[int]()
+class Clock:
+    """The client's clock, on which a training takes as long as it says."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0  # seconds, besides those that have really passed
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        return time.monotonic() + self.passed
+
+
+def test_a_late_update_that_counts_is_not_trained_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, trainings, clock = Asked(), list[int](), Clock()
+    monkeypatch.setattr("fl.conversation.time", clock)
 
     def train(model: Any, config: Mapping[str, Any]) -> fl.Update:
         trainings.append(config["round"])
+        clock.passed += SHORT
         assert asked.again.wait(SOON)
         asked.again.clear()
         return fl.Update(filled(len(trainings)), 1)
