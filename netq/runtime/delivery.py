@@ -150,19 +150,7 @@ class Delivery(Outgoing, Future[None]):
 
     def _withdraw(self) -> None:
         if self._outcome is _PENDING and not self.left:
-            self.guard.defer(self._finish_withdrawal)  # before all changes: a signal handler may raise at any of them
             self.withdraw()
-            self._end()
-
-    def _finish_withdrawal(self) -> None:
-        """Do what the thread that cancels has not done, if it was interrupted. Harmless if it was not."""
-        if not self.guard.try_hold(self._end_withdrawn):
-            self.guard.defer(self._finish_withdrawal)
-        elif self.withdrawn:
-            self._tell_withdrawn()
-
-    def _end_withdrawn(self) -> None:
-        if self.withdrawn:
             self._end()
 
     def _tell_withdrawn(self) -> None:
@@ -315,11 +303,10 @@ class Delivery(Outgoing, Future[None]):
             self.guard.defer(self._hold, function, *args)
 
     def _end(self) -> None:
-        """Tell all that wait for it that it is done. Harmless afterwards: an interrupted thread may have begun it."""
+        """Tell all that wait for it that it is done. Harmless afterwards."""
         # Most deliveries have no condition. Otherwise a thread in concurrent.futures.wait may hold the condition, for
         # long if it was descheduled. The holder of the baton must not wait for it, so the loop's thread changes
-        # `_told`, without the baton. Only what runs later removes a callback from the list: after an exception a second
-        # call of this defers it again, and a callback is still called once.
+        # `_told`, without the baton.
         if self._told is _PENDING:
             self.guard.defer(self._end_for_library)  # which comes back here
         elif self._listeners:
@@ -335,7 +322,7 @@ class Delivery(Outgoing, Future[None]):
 
     def _end_for_library(self) -> None:
         """Be done for concurrent.futures too, which has the condition."""
-        with self._made_lock:  # not `_made`, whose `__enter__` a signal handler can leave with the lock held
+        with self._made:
             if self._told is _PENDING:
                 for waiter in self._waiters:
                     if self.withdrawn:
@@ -344,7 +331,7 @@ class Delivery(Outgoing, Future[None]):
                         waiter.add_exception(self)
                     else:
                         waiter.add_result(self)
-                self._told = self._outcome  # last: the loop repeats this if the thread that cancels is interrupted
+                self._told = self._outcome
         self._hold(self._end)
 
     def _poll(self, wait_lock: threading.Lock, deadline: float) -> None:
@@ -390,9 +377,8 @@ class Delivery(Outgoing, Future[None]):
                 return IN_FORK
             if self._told is None:
                 self.watched = True
-                self._made_lock = threading.RLock()
-                self._made = threading.Condition(self._made_lock)
-                self._told = self._outcome  # last: if this is interrupted, the next call does it all
+                self._made = threading.Condition()
+                self._told = self._outcome
             return self._made
 
 

@@ -482,7 +482,7 @@ def test_a_callback_runs_exactly_once() -> None:
             return super().__enter__()
 
     assert part._condition
-    cast(Any, part)._made_lock = Watched()
+    cast(Any, part)._made = Watched()
     leave(part)
     ack(part)
     assert states == ["PENDING"], "it is not done before it has the lock of the waiting threads"
