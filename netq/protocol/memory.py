@@ -43,7 +43,8 @@ class Memory:
     def idle(self) -> int:
         """Bytes of the idle blocks."""
         giant = self._giant
-        return self._kept() + (giant.size if giant else 0)
+        kept = sum([blocks.size * len(blocks) for blocks in self._all()])
+        return kept + (giant.size if giant else 0)
 
     def take(self, size: int) -> memoryview:
         """Return a writable view of `size` bytes, of undefined content.
@@ -60,18 +61,6 @@ class Memory:
         loan = block.lend(block.address)  # every view keeps it alive, so its __del__ runs after the last
         loan.block, loan.memory = block, self
         return memoryview(loan).cast("B")[:size]
-
-    def trim(self, size: int = 0) -> None:
-        """Free the block beyond `keep`, then others, the longest idle first, until at most `size` bytes are kept."""
-        if self.idle > size:
-            self._giant = None
-        while self._kept() > size:
-            self._free_oldest()
-
-    def retire(self) -> None:
-        """Free all idle blocks, and from now on each block whose last view is gone."""
-        self._keep = 0
-        self.trim()
 
     def age(self) -> None:
         """Free the blocks that have been idle since before the last call."""
@@ -98,7 +87,7 @@ class Memory:
     def _give_back(self, block: _Block) -> None:
         block.since = next(self._ticks)
         if block.size > self._keep:
-            self._giant = block if self._keep else None
+            self._giant = block
             return
         blocks = self._classes[block.size]
         blocks.append(block)
@@ -112,16 +101,12 @@ class Memory:
             self._free_oldest()
 
     def _count(self) -> int:
-        """Begin anew with `_Class.most`; return what `_kept` does."""
+        """Begin anew with `_Class.most`; return the bytes of the idle blocks that `keep` bounds."""
         # The lengths are noted before they are judged: a block that another thread appends meanwhile is above `most`.
         classes = self._all()
         for blocks in classes:
             blocks.most = len(blocks)
         return sum([blocks.size * blocks.most for blocks in classes])
-
-    def _kept(self) -> int:
-        """Bytes of the idle blocks that `keep` bounds."""
-        return sum([blocks.size * len(blocks) for blocks in self._all()])
 
     def _free_oldest(self) -> None:
         longest = [block for blocks in self._all() for block in blocks[:1]]

@@ -180,37 +180,6 @@ def test_only_the_last_used_block_beyond_keep_is_idle() -> None:
     assert memory.idle == 3 * MIB
 
 
-@pytest.mark.parametrize("keep", [MIB, 8 * MIB])
-def test_retired_memory_keeps_nothing(keep: int) -> None:
-    memory = Memory(keep)
-    in_use = [memory.take(size) for size in (RECYCLED, MIB, 4 * MIB)]
-    memory.take(4 * MIB)
-    memory.retire()
-    assert memory.idle == 0
-    in_use.clear()
-    assert memory.idle == 0
-
-
-def test_trim_frees_idle_blocks() -> None:
-    memory = Memory()
-    views = [memory.take(MIB) for _ in range(4)]
-    in_use = views.pop()
-    views.clear()
-    assert memory.idle == 3 * MIB
-    memory.trim(3 * MIB)
-    assert memory.idle == 3 * MIB
-    memory.trim(3 * MIB - 1)
-    assert memory.idle == 2 * MIB
-    memory.take(2 * KEEP)
-    memory.trim(MIB)
-    assert memory.idle == MIB
-    memory.trim()
-    assert memory.idle == 0
-    in_use[:] = b"\1" * MIB
-    del in_use
-    assert memory.idle == MIB
-
-
 def test_age_frees_blocks_unused_since_last_call() -> None:
     memory = Memory(keep=6 * MIB)
     small, large, giant = memory.take(MIB), memory.take(4 * MIB), memory.take(8 * MIB)
