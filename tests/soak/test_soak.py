@@ -54,5 +54,5 @@ def test_interrupts_lose_nothing(protocol: str) -> None:
 def check(report: Report) -> None:
     assert report.good, f"\n{report}"
     assert set(report.faults) == faults(report.wire), f"\n{report}"
-    assert report.counts[What.ACKED] > max(1000, report.counts[What.PUT] / 2), f"\n{report}"
+    assert report.counts[What.ACKED] > max(100, report.counts[What.PUT] / 2), f"\n{report}"
     assert report.counts[What.DELIVERED] >= report.counts[What.ACKED], f"\n{report}"
