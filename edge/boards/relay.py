@@ -33,7 +33,7 @@ class Relay:
         """Pass bytes until this task is cancelled."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as links:
-            # Not by `sock_accept`: if that is cancelled in the turn in which a connection comes, nobody closes it.
+            # Not by `sock_accept`: if that is cancelled in the turn in which a connection comes, that one stays open.
             failed: asyncio.Future[None] = loop.create_future()
             loop.add_reader(self._listener, self._accept, links, failed)
             try:

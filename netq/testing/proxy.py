@@ -119,7 +119,7 @@ class Proxy:
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:  # a bug in one link ends the proxy with its error
-            # Not by `sock_accept`: if that is cancelled in the turn in which a connection comes, nobody closes it.
+            # Not by `sock_accept`: if that is cancelled in the turn in which a connection comes, that one stays open.
             self._loop.add_reader(self._listener, self._accept, tasks)
             try:
                 await self._loop.create_future()

@@ -1,8 +1,8 @@
 """The serialiser of a communicator: the user's functions `dump` and `load`, and what their classes can do beyond. Pure.
 
 netq/core.py and netq/exchange/uplink.py make a Serializer of the options. The functions may be methods of two objects,
-or of none. A method of a serialiser brings what its class has beside it (netq/utils/stream.py): `pack` beside the
-`dump` of a PickleSerializer; `load_into` and `loads_bytes` beside the `load` of any class.
+or plain functions. If `dump` is a method of a PickleSerializer, its `pack` is used, too. If `load` is a method, the
+`load_into` and `loads_bytes` of its class are used, if it has them (netq/utils/stream.py).
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def main(count: int, protocol: Protocol, seed: int) -> int:
     kinds = ", ".join(f"{kind} {judge.faults[kind]}" for kind in ("lost", "twice", "out of order", "hanging", "ended"))
     where = ", ".join(f"{name} {times}" for name, times in sorted(signals.counts.items()))
     print(
-        f"{protocol}, seed {seed}: {signals.counts.total()} interrupts ({where}; {signals.elsewhere} beside the call), "
+        f"{protocol}, seed {seed}: {signals.counts.total()} interrupts ({where}; {signals.elsewhere} between calls), "
         f"{kinds}; {judge.messages} messages, {judge.pairs} pairs, slowest batch {signals.slowest * 1000:.0f} ms, "
         f"{time.monotonic() - start:.0f} s",
         *judge.lines[:20],

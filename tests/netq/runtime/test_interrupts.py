@@ -296,7 +296,7 @@ class Talk(Total):
     def judge(self, where: str, spare: int = 0, *, closed: bool = False) -> None:
         """Compare what was put with what was heard, and that with what was got; begin a new account.
 
-        spare: messages that nobody has taken.
+        spare: messages that were not taken.
         """
         failed = {message for message, future in self.futures.items() if future.exception(0)}
         for peer in self.peers:

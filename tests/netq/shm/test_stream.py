@@ -157,7 +157,7 @@ def test_loop_puts_the_stream_to_sleep_and_reads_on_after_a_refusal(ends: Ends) 
     ends.loop.turn()
     assert ends.events == [READ]
     ends.loop.turn()
-    assert ends.events == [READ, READ], "nobody has read, and a call was queued for that"
+    assert ends.events == [READ, READ], "the peer has not read, and a call was queued for that"
     assert ends.far.awake
 
 
