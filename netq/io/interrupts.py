@@ -86,15 +86,13 @@ def outside_steps(handler: Handler) -> Handler:
 
     A handler that raises, on purpose or because it may fail, is installed as `signal.signal(SIGTERM,
     netq.outside_steps(handler))`. Otherwise its exception may come out in the middle of a step of a communicator, which
-    then ends.
+    then ends. A signal that was put off goes to the handler that is set a moment later, if that is a function.
     """
 
     @functools.wraps(handler)
-    def handle(number: int, frame: FrameType | None) -> Any:
-        if in_step(frame):
-            _send_again(number)
-            return None
-        return handler(number, frame)
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not (in_step(frame) and _send_again(number)):
+            handler(number, frame)
 
     return handle
 
@@ -117,16 +115,19 @@ def unprotect() -> None:
         _signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _send_again(number: int) -> None:
-    # Not threading.Thread: the interrupted code may hold a lock of that module.
+def _send_again(number: int) -> bool:
+    """Send a signal a moment later; return False if no thread can be started for that, at a limit of the system."""
     try:
-        _thread.start_new_thread(_send, (number,))
-    except RuntimeError:  # at the end of the interpreter, or at a limit of the system
-        signal.raise_signal(number)
+        _thread.start_new_thread(_send, (number,))  # not threading.Thread: the interrupted code may hold its locks
+    except RuntimeError:
+        return False
+    return True
 
 
 def _send(number: int) -> None:
     _never.acquire(timeout=_AGAIN)
+    if not callable(_signal.getsignal(number)):  # the user has reset it to SIG_DFL, which may end the process
+        return
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(_main, number)  # the main thread itself: its system call ends, if it waits in one
     else:

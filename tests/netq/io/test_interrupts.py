@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -72,6 +74,20 @@ def test_handler_outside_steps_is_called_after_the_step() -> None:
     assert done == ["the step"]
     assert interrupts.raised_by_handler(raised.value) is raised.value
     assert not interrupts.has_broken_step(raised.value)
+
+
+def test_signal_put_off_does_not_end_a_process_that_took_its_handler_back() -> None:
+    program = """
+import signal
+from netq.io import interrupts
+interrupts._STEPS |= {__name__}
+signal.signal(signal.SIGUSR1, interrupts.outside_steps(print))
+signal.raise_signal(signal.SIGUSR1)
+signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+interrupts._send(signal.SIGUSR1)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_handler_that_raises_in_a_step_has_broken_it() -> None:
