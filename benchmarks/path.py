@@ -1,6 +1,6 @@
-"""Count the Python functions that one small message crosses from `put` to `get`, and the calls of a round trip.
+"""Count the Python functions that one message crosses from `put` to `get`, and the calls of a round trip.
 
-    python -m benchmarks.path [tcp|shm|mqtt|grpc] [--show]
+    python -m benchmarks.path [tcp|shm|mqtt|grpc] [--size BYTES] [--show]
 
 An echo runs in a thread of this process. After a warm-up, `sys.setprofile` records each Python function of netq that a
 thread enters, on both sides and in both loops: from `put` to `get`, and in a round trip. What a loop's thread does to
@@ -24,7 +24,6 @@ from netq.io.loop import Loop
 from netq.protocol import codec
 
 WARM, ROUNDS = 300, 101
-MESSAGE = bytes(64)
 HERE = Path(netq.__file__).parent
 
 
@@ -63,9 +62,9 @@ def _rests(frame: FrameType | None) -> bool:
     return False
 
 
-def measure(protocol: str, port: int) -> tuple[list[list[tuple[str, str, int]]], list[tuple[int, int]]]:
+def measure(protocol: str, port: int, size: int) -> tuple[list[list[tuple[str, str, int]]], list[tuple[int, int]]]:
     """Return the calls of each one-way trip, and the number of calls of each round trip: netq's and others'."""
-    profile = Profile()
+    profile, data = Profile(), bytes(size)
     threading.setprofile(profile.note)
     sys.setprofile(profile.note)
     ways: list[list[tuple[str, str, int]]] = []
@@ -86,7 +85,7 @@ def measure(protocol: str, port: int) -> tuple[list[list[tuple[str, str, int]]],
                 thread.start()
                 for number in range(WARM + ROUNDS):
                     profile.on = number >= WARM
-                    client.put(MESSAGE)
+                    client.put(data)
                     client.get()
                     profile.on = False
                     trips.append(profile.take())
@@ -103,13 +102,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.path", description=__doc__.splitlines()[0])
     parser.add_argument("protocol", nargs="?", default="tcp", choices=["tcp", "shm", "mqtt", "grpc"])
     parser.add_argument("--port", type=int, default=0, help="of the broker, for mqtt")
+    parser.add_argument("--size", type=int, default=64, help="bytes of the message")
     parser.add_argument("--show", action="store_true", help="print the functions of one way, in order")
     arguments = parser.parse_args()
-    ways, trips = measure(arguments.protocol, arguments.port)
+    ways, trips = measure(arguments.protocol, arguments.port, arguments.size)
     way = sorted(ways, key=lambda calls: len(set(calls)))[len(ways) // 2]
     functions = collections.Counter(way)
     kind = "compiled" if codec.take.__module__ == "netq.protocol._codec" else "Python"
-    print(f"{arguments.protocol}, a message of {len(MESSAGE)} bytes, {kind} codec, median of {len(ways)}:")
+    print(f"{arguments.protocol}, a message of {arguments.size} bytes, {kind} codec, median of {len(ways)}:")
     print(
         f"put to get: {len(functions)} functions in {len({file for file, _, _ in functions})} files, {len(way)} calls"
     )

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import ipaddress
 import math
-import threading
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -225,13 +224,18 @@ class Communicator:
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: by polling, if no other thread waits, or as a waiter."""
         baton, inbox = self._baton, self.inbox
-        deadline = deadline_of(timeout)
+        deadline = math.inf if timeout is None else deadline_of(timeout)
         wait_lock = baton.wait_lock("get")
         try:
             if peers:
                 inbox.begin_polling(wait_lock, peers)
             with wait_lock:
-                item = self._poll(wait_lock, peers, deadline)
+                # Without a wake-up: a thread that polls receives into the inbox itself, and looks there after each
+                # poll. When there are waiters the loop's thread polls for all of them, and this one stands behind them.
+                item = inbox.take_now(peers) if inbox.any_closed else None
+                while item is None and not inbox.waiters and baton.poll(wait_lock, deadline):
+                    if inbox.arrived or inbox.queues or inbox.any_closed:
+                        item = inbox.take_now(peers, ahead=True)
         finally:
             if baton.parked_long or inbox.waiters:
                 baton.stop_polling()
@@ -239,17 +243,6 @@ class Communicator:
                 inbox.end_polling(wait_lock)
         if item is None and (item := self._wait_as_waiter(peers, deadline)) is None:
             raise TimeoutError(f"no message within {timeout:g} s")
-        return item
-
-    def _poll(self, wait_lock: threading.Lock, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
-        """Poll for the next message, until it is there or another thread has to poll."""
-        # Without a wake-up: a thread that polls receives into the inbox itself, and looks there after each poll. When
-        # there are waiters the loop's thread polls for all of them, and this thread stands behind them.
-        baton, inbox = self._baton, self.inbox
-        item = inbox.take_now(peers) if inbox.any_closed else None
-        while item is None and not inbox.waiters and baton.poll(wait_lock, deadline):
-            if inbox.arrived or inbox.queues or inbox.any_closed:
-                item = inbox.take_now(peers, ahead=True)
         return item
 
     def _wait_as_waiter(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:

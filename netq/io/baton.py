@@ -10,7 +10,8 @@ al., 2000).
     POLLING   waits in the selector                          free, or held by a user
     WORKING   runs what is ready, timers and calls           held by the loop's thread
     PARKED    sleeps while users work; looks each            free, or held by a user
-              millisecond, or each second while a user
+              millisecond, each eighth one while users
+              poll much, or each second while a user
               waits for long
 
 What a user's thread does with the baton is a step: no exception of a signal handler comes out of it
@@ -51,6 +52,9 @@ TICK = 0.001  # seconds: how often a parked thread looks, and how long output ma
 # Seconds for which the loop's thread stays parked after a user was active. To pickle and send a megabyte takes as long;
 # if the loop's thread came back meanwhile, the user's next wait would cost a change of threads.
 _PAUSE = 0.002
+# Seconds. While users poll as often as this, on the average, each rest of the parked thread is twice as long as the one
+# before, up to the longest.
+_OFTEN, _LONGEST_REST = 0.002, 0.008
 _WAIT = 0.002  # seconds for which a thread that puts waits for the baton; its holders have it for microseconds
 _SOCKETS = 16  # rounds with bytes in a ring after which a thread that polls looks at the sockets, too
 _Found = list[tuple[selectors.SelectorKey, int]]
@@ -124,12 +128,13 @@ class Baton:
         self.phase = _WORKING
         self.thread: int | None = None  # the identity of the loop's thread, while there is one
         self.parked_long = False  # the loop's thread is parked for a second: a user polls, and no output waits
-        self.needs_wake = True  # the loop's thread polls or is parked for long, so it does not look each millisecond
+        self.needs_wake = True  # the loop's thread does not look each millisecond: it polls, or rests for longer
+        self.rest = TICK  # seconds after which the parked thread looks; longer while users poll much
         self.resumed = False  # the loop's thread should poll next, even if a user polls
         self._park_lock = threading.Lock()  # the loop's thread waits for it when it is parked
         self._park_lock.acquire()
         # Users' threads: which of them polls, and how active they were lately.
-        self.user_polled = False  # a user's thread has polled since the loop's thread looked last
+        self._polls = 0  # how often users' threads have polled since the loop's thread looked last
         self.user_seen = -math.inf  # when a user was active last
         self.polled_at = -math.inf  # when a user polled last
         self.in_select = False  # a user's thread uses the selector at this moment
@@ -214,15 +219,17 @@ class Baton:
             return False
         protect()
         try:
+            # At once in most cases: a timeout costs more than the rest.
+            if not (lock.acquire(False) or lock.acquire(timeout=_WAIT)):
+                return False
             try:
-                # At once in most cases: a timeout costs more than the rest.
-                if not (lock.acquire(False) or lock.acquire(timeout=_WAIT)) or self.broken or self.over:
+                if self.broken or self.over:
                     return False
                 function()
             finally:
-                let_go(lock)
+                lock.release()
         except BaseException as error:
-            let_go(lock)  # a signal handler may have raised in the `finally`
+            let_go(lock)  # a signal handler may have raised before the `try`, or in the `finally`
             self.end_by(error)
             raise
         if self._waiters:
@@ -243,7 +250,8 @@ class Baton:
         protect()
         try:
             try:
-                if not self._acquire(LONGEST if self.over else seconds) and not self.over:
+                within = LONGEST if self.over else seconds
+                if not (lock.acquire(False) or self._acquire(within)) and not self.over:
                     return False
                 function()
                 return True
@@ -270,8 +278,6 @@ class Baton:
 
     def _acquire(self, seconds: float) -> bool:
         """Take the baton within so many seconds; return whether this has it. The caller lets it go, in two layers."""
-        if self.lock.acquire(False):  # a timeout costs more than the rest
-            return True
         self.wanted = True
         # At the end of the process a thread that holds the baton never runs again.
         held = self.lock.acquire(timeout=0.0 if sys.is_finalizing() else seconds)
@@ -287,9 +293,11 @@ class Baton:
         if self.needs_wake:
             self.wake()
 
-    def flush_later_from_loop(self, worker: Worker) -> None:
-        """Do the same in the loop's thread, which goes on polling."""
+    def flush_with_next(self, worker: Worker) -> None:
+        """Have `worker.flush` called by the first thread that comes, or a rest later: an ACK is not urgent."""
         self.unflushed.setdefault(worker, time.monotonic())
+        if self.parked_long or self.phase is _POLLING:
+            self.wake()
 
     def flush_soon(self, worker: Worker) -> None:
         """Have `worker.flush` called by the loop's thread, soon."""
@@ -331,7 +339,8 @@ class Baton:
 
     def wait_lock(self, name: str) -> threading.Lock:
         """Return the lock that this thread holds while it waits in the function `name`."""
-        self.check_not_forked(f"{name}()")
+        if self.forked:
+            self.check_not_forked(f"{name}()")
         if threading.get_ident() == self.thread or is_owned(self.lock) or is_owned(self._waiters_lock):
             raise RuntimeError(
                 f"{name}() waits for a loop: it cannot be called in one, by an event or a callback, nor by a signal "
@@ -360,7 +369,7 @@ class Baton:
         lock, in_step = self.lock, True
         try:
             try:
-                if not self._acquire(seconds):
+                if not (lock.acquire(False) or self._acquire(seconds)):
                     return True
                 if not self._may_lead(wait_lock):
                     # This thread polls no more, and holds its wait lock for a moment longer: the loop's thread must not
@@ -371,7 +380,7 @@ class Baton:
                 if self._leader is not wait_lock:
                     self._leader = wait_lock
                     return True  # what came before this thread led does not wake the selector: the caller looks again
-                self.user_polled = True
+                self._polls += 1
                 self.polled_at = time.monotonic()
                 # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here:
                 # above all the ACK of what this user has just taken.
@@ -387,12 +396,12 @@ class Baton:
                 found: _Found = []
                 if not self._rounds % _SOCKETS:
                     in_step = False
-                    found = self._select(0.0 if rings else seconds)
+                    found = self.poller.select(0.0 if rings else seconds)
                     in_step = True
                 self.in_select = False
                 # Between `select` and here other threads may have worked, also on the sockets that were found: `_work`
                 # tests whether a watch is still active. A socket that was emptied meanwhile costs one needless `recv`.
-                if (found or rings) and self._acquire(seconds):
+                if (found or rings) and (lock.acquire(False) or self._acquire(seconds)):
                     self._work(found, rings)
             finally:
                 let_go(lock)
@@ -405,10 +414,6 @@ class Baton:
         if self._waiters:
             self._serve()
         return True
-
-    @interruptible
-    def _select(self, seconds: float) -> _Found:
-        return self.poller.select(seconds)
 
     def stop_polling(self) -> None:
         """Let others poll, as this thread goes on with other work."""
@@ -465,7 +470,7 @@ class Baton:
             self.wanted = True
             with self.lock:
                 self.wanted = False
-                self.user_polled = True
+                self._polls += 1
                 if self._leader is event_loop and not self.over:
                     self._work(self.poller.select(0))
                 event_loop.active = self._leader is event_loop and not self.over
@@ -535,13 +540,21 @@ class Baton:
         # each millisecond would only cost processor time.
         active = self.user_polls or time.monotonic() - self.user_seen < _PAUSE
         parked = self._shared and not self.resumed and active
-        self.parked_long = parked and self.user_polls and not (self.user_polled or self.unflushed)
-        self.needs_wake = not parked or self.parked_long
-        self.user_polled = False
+        self.parked_long = parked and self.user_polls and not (self._polls or self.unflushed)
+        self._polls = 0
+        self.needs_wake = not parked or self.parked_long or self.rest > TICK
         self.poller.begin_sleep()
         self.phase = _PARKED if parked else _POLLING
         if not parked:
             self.resumed = False
+
+    def choose_rest(self) -> int:
+        """Decide how long the parked thread rests next; return how often users have polled since the last call."""
+        # To look costs the users the interpreter, and two changes of threads. Users who poll much send what waits.
+        polls, self._polls = self._polls, 0
+        self.rest = min(2 * self.rest, _LONGEST_REST) if polls * _OFTEN >= self.rest else TICK
+        self.needs_wake = self.rest > TICK
+        return polls
 
     def park(self, seconds: float) -> bool:
         """Sleep until `wake` is called, or for so long; return whether it was called."""

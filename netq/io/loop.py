@@ -249,16 +249,17 @@ class Loop:
         woken, quiet = False, 0
         while not (self._is_busy or baton.resumed):
             timeout = self._timeout()
-            seconds = longest if baton.parked_long else TICK
+            seconds = longest if baton.parked_long else baton.rest
             woken = baton.park(seconds if timeout is None else min(timeout, seconds))
-            if woken or baton.parked_long or not baton.users_look or (timeout is not None and timeout < TICK):
+            if woken or baton.parked_long or not baton.users_look or self._timeout() == 0.0:
                 break
             # A long park has to be ended when the user goes on with other work, which costs a change of threads. So
             # only a user that waits for some milliseconds in one `select` makes the next park long.
-            quiet = quiet + 1 if baton.user_polls and not baton.user_polled else 0
+            quiet = 0 if baton.choose_rest() or not baton.user_polls else quiet + 1
             if quiet >= _QUIET_TICKS:
                 break
-            baton.user_polled = False
+        if woken:
+            baton.rest = TICK  # there may be output of a `put`
         # Only an asyncio event loop can lead and yet not look at the sockets for long, since a task of its own may
         # compute. After a tenth of a second without a sign of it this thread does one turn in its place.
         late = baton.parked_long and longest == _BUSY and not woken  # the event loop may be busy with other work
@@ -277,7 +278,7 @@ class Loop:
             until = min(until, self._stop_by)
         if self.baton.unflushed:
             # Without the baton: its holder may just have flushed the last.
-            until = min(until, min(self.baton.unflushed.values(), default=math.inf) + TICK)
+            until = min(until, min(self.baton.unflushed.values(), default=math.inf) + self.baton.rest)
         return min(max(0.0, until - time.monotonic()), _LONGEST) if until < math.inf else None
 
     def _stop(self, within: float) -> None:

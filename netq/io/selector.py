@@ -8,6 +8,8 @@ import selectors
 import socket
 from typing import Any
 
+from netq.io.interrupts import interruptible
+
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 Ready = list[tuple[selectors.SelectorKey, int]]
 
@@ -18,6 +20,7 @@ class _Epoll(selectors.EpollSelector if hasattr(selectors, "EpollSelector") else
     _selector: Any
     _fd_to_key: dict[int, selectors.SelectorKey]
 
+    @interruptible
     def select(self, timeout: float | None = None) -> Ready:
         """Wait for `timeout` seconds at most (None: without limit); return what is ready."""
         if timeout is not None:  # whole milliseconds, rounded up: a timer must be due when `select` returns
@@ -45,5 +48,8 @@ def find(selector: selectors.DefaultSelector, file: socket.socket) -> selectors.
 
 
 def new_selector() -> selectors.DefaultSelector:
-    """Return the best that the system has."""
-    return _Epoll() if hasattr(select, "epoll") else selectors.DefaultSelector()
+    """Return the best that the system has. An exception of a signal handler may come out of its `select`."""
+    if hasattr(select, "epoll"):
+        return _Epoll()
+    interruptible(selectors.DefaultSelector.select)
+    return selectors.DefaultSelector()

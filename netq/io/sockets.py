@@ -23,6 +23,7 @@ from netq.security.engine import OVERHEAD, RECORD
 from netq.security.identity import Protection
 from netq.security.tls import Tls
 
+NOTHING = memoryview(b"")
 PIECE = 128 * 1024  # bytes of one receive: they stay in the core's cache from the system's copy to ours
 _VECTOR = 512  # buffers in one sendmsg; Linux takes 1024 (IOV_MAX)
 # Bytes read at once for the TLS layer. Some whole records are efficient; the largest record that a peer may send, with
@@ -48,8 +49,10 @@ class ByteStream(Protocol):
     def protection(self) -> Protection | None:
         """What TLS has negotiated; None without TLS, and before the end of its handshake."""
 
-    def recv_into(self, buffer: memoryview) -> int:
+    def recv_into(self, buffer: memoryview, ahead: memoryview = NOTHING) -> int:
         """Return the bytes received, 0 at the end; raises BlockingIOError when there are none now.
+
+        Bytes behind a full buffer may come into `ahead`.
 
         One call does a bounded amount of work, whatever the peer sends.
         """
@@ -149,31 +152,35 @@ class PlainSocket(_Socket):
         super().__init__(sock)
         self._error: OSError | None = None  # the system reports an error once; the next call raises it
 
-    def recv_into(self, buffer: memoryview) -> int:
-        """Receive into the caller's buffer, until a piece is not full."""
+    def recv_into(self, buffer: memoryview, ahead: memoryview = NOTHING) -> int:
+        """Receive into the caller's buffer, until a piece is not full; and behind it into `ahead`."""
         if self._error is not None:
             raise self._error
-        # A read that does not fill its buffer has emptied the socket. Then `more` is False, which saves the call that
-        # would only say so (EAGAIN), for each small message. The end of the stream counts as more: the caller reads
-        # again after these bytes, and gets the 0 that reports it.
-        if len(buffer) < PIECE:
-            count = self.sock.recv_into(buffer)
-            self.more = count == len(buffer) or not count
-            return count
+        # A read that does not fill its memory has emptied the socket. Then `more` is False, which saves the call that
+        # would only say so (EAGAIN), for each message. The end of the stream counts as more: the caller reads again
+        # after these bytes, and gets the 0 that reports it.
         self.more = False
-        count = got = self.sock.recv_into(buffer[:PIECE])
-        # These pieces have been received, and the system does not repeat an error that it has reported. So an error in
-        # the middle is kept, and the bytes before it are returned first: they may be the peer's last frames.
+        count, rest = 0, buffer
+        # Pieces that were received are returned first: they may be the peer's last frames. So an error behind them is
+        # kept, because the system does not repeat one that it has reported.
         try:
-            while got == PIECE and count < len(buffer):
-                got = self.sock.recv_into(buffer[count : count + PIECE])
-                count += got
+            while len(rest) > PIECE:
+                count += (got := self.sock.recv_into(rest[:PIECE]))
+                if got < PIECE:
+                    self.more = not got
+                    return count
+                rest = rest[PIECE:]
+            got = self.sock.recvmsg_into((rest, ahead))[0] if ahead else self.sock.recv_into(rest)
         except BlockingIOError:
+            if not count:
+                raise
             return count
-        except OSError as error:  # raised by the next call, after these bytes
+        except OSError as error:
+            if not count:
+                raise
             self._error, got = error, 0
-        self.more = count == len(buffer) or not got
-        return count
+        self.more = got == len(rest) + len(ahead) or not got
+        return count + got
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Hand the caller's buffers to the system."""
@@ -211,7 +218,7 @@ class TlsSocket(_Socket):
         """See ByteStream."""
         return self._tls.protection
 
-    def recv_into(self, buffer: memoryview) -> int:
+    def recv_into(self, buffer: memoryview, ahead: memoryview = NOTHING) -> int:
         """Decrypt into the caller's buffer, while the ciphertext yields plaintext.
 
         Tiny records yield little for much work, so a peer that sends them gets one receive in each call.

@@ -30,7 +30,7 @@ from netq.buffers import Buffer
 from netq.errors import ProtocolError, strip_tracebacks
 from netq.options import ConnectionOptions
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
-from netq.protocol.sender import Part
+from netq.protocol.sender import SMALL, Part
 from netq.protocol.session import Session
 from netq.protocol.wire import (
     ANSWER,
@@ -94,6 +94,8 @@ class Connection:
         self._id = id
         self._options = options
         self._reader = Reader(self._place)
+        self.buffer = self._reader.buffer  # the memory for the next received bytes: at least one byte
+        self.ahead = self._reader.ahead  # the memory for what follows once that is full; perhaps none
         self._is_block: Callable[[Part], bool] | None = None  # within `pieces`: which Parts the link gets
         # The state, as in the table above; `open` and `closed` are derived from it.
         self._state = State.OPENING
@@ -127,12 +129,8 @@ class Connection:
 
     # Called by the link.
 
-    def buffer(self) -> memoryview:
-        """Return the memory for the next received bytes: at least one byte."""
-        return self._reader.buffer()
-
     def received(self, n: int, now: float) -> list[Event]:
-        """Process the n bytes that were received into `buffer()`; return the events, in order. Never raises.
+        """Process n bytes, received into `buffer()` and `ahead()`; return the events, in order. Never raises.
 
         Whole messages go to `Session.arrived`, and acknowledged ones are settled, without an event.
         """
@@ -144,7 +142,10 @@ class Connection:
             self.session.confirmed = True
         try:
             for frame in self._reader.advance(n):
-                _HANDLE[frame.kind](self, frame, events)
+                if frame.kind is Kind.MSG:
+                    self._session.received(frame)
+                else:
+                    _HANDLE[frame.kind](self, frame, events)
                 if self.closed:
                     break
         except (ProtocolError, MemoryError) as error:
@@ -190,7 +191,7 @@ class Connection:
             if session.closing and not self._leaving_sent and session.blocked:
                 self._leaving_sent = True
                 out.append(self._ping(now, LEAVING))
-            parts = session.frames(out, limit)
+            parts = session.frames(out, limit, limit if self._is_block is None else SMALL)
         if out:
             self._last_sent = now
         if not parts:
@@ -290,7 +291,7 @@ class Connection:
     # Frames.
 
     def _place(self, frame: Frame) -> memoryview:
-        if frame.kind is not Kind.MSG or self.state not in _MESSAGES:
+        if frame.kind is not Kind.MSG or self._state not in _MESSAGES:
             return self._place_rare(frame)
         if frame.value > self._options.message_size:
             raise ProtocolError(f"a message of {frame.value} bytes; message_size is {self._options.message_size}")
@@ -336,9 +337,6 @@ class Connection:
             events += [Failed(message, error) for message, error in session.begin(greeting, epoch)]
         self._timeout = max(self._options.heartbeat, min(greeting.heartbeat / 1000, 3600.0)) * self._options.misses
         self.state = State.CLOSING if session.closing else State.OPEN
-
-    def _on_msg(self, frame: Frame, events: list[Event]) -> None:
-        self._session.received(frame)
 
     def _on_ack(self, frame: Frame, events: list[Event]) -> None:
         self._session.acked(frame)
@@ -413,7 +411,6 @@ class Connection:
 _OPEN = frozenset({State.OPEN, State.CLOSING, State.ENDING})
 _HANDLE = {
     Kind.INI: Connection._on_ini,
-    Kind.MSG: Connection._on_msg,
     Kind.ACK: Connection._on_ack,
     Kind.DROP: Connection._on_drop,
     Kind.PING: Connection._on_ping,

@@ -154,7 +154,7 @@ class Receiver:
         # The first bytes of a message claim room for all of it, so that each message that has begun can be completed.
         begins, self.size = not self.parts, frame.value
         body = self._room(frame.length)
-        if begins:
+        if begins and (self.start + self.size > self.limit or self._credit + self._lent < self._window):
             self._claim_rest()
         return body
 
@@ -253,7 +253,8 @@ class Receiver:
         return self.parts[-1][self._filled : self._filled + length]
 
     def _finish_message(self, size: int) -> None:
-        self._withdraw_claim()
+        if self._claim is not None:
+            self._withdraw_claim()
         self.held += 1
         self.partial = self.size = 0
         self.parts = []

@@ -59,7 +59,6 @@ class Session:
         self.outbox: deque[Outgoing] = deque()  # messages that `drain` will queue; any thread may append
         self.arrived: deque[Item] = deque() if arrived is None else arrived  # whole, and not taken by the user
         self.small = min(SMALL, options.message_size)  # bytes: the largest message that the short path receives
-        self._small_out = min(SMALL, options.transport_size)  # bytes: the largest message that one step sends
         # The lanes, by number, and which of them send next.
         self.senders: dict[int, Sender] = {}
         self.receivers: dict[int, Receiver] = {}
@@ -196,29 +195,31 @@ class Session:
         """Whether a message waits because the peer's window is full."""
         return any(sender.blocked for sender in self.senders.values())
 
-    def frames(self, out: list[Buffer | Part], limit: int) -> bool:
-        """Append the next frames, about `limit` bytes; the lanes take turns. Return whether some bodies are Parts."""
-        # Small messages go straight from the outbox, up to the first of another lane, if no earlier ones wait. Those of
+    def frames(self, out: list[Buffer | Part], limit: int, whole: int) -> bool:
+        """Append the next frames, about `limit` bytes; the lanes take turns. Return whether some bodies are Parts.
+
+        Messages of up to `whole` bytes are not cut, where `limit` and `transport_size` allow that.
+        """
+        # Whole messages go straight from the outbox, up to the first of another lane, if no earlier ones wait. Those of
         # a single lane need no turns.
-        parts, small = False, min(limit, self._small_out, self._peer_size)
+        grid = min(limit, self._options.transport_size)
+        parts, whole = False, min(whole, grid, self._peer_size)
         if self.outbox and self._takes_all() and (first := self.senders.get(self.outbox[0].lane)) is not None:
             self._turn = first.lane
-            limit -= codec.batch(first, out, small, limit, self.outbox)
+            limit -= codec.batch(first, out, whole, limit, self.outbox)
             if limit <= 0 or not self.outbox:
                 return False
         self.drain()
         if len(self.senders) == 1:
             (only,) = self.senders.values()
-            limit -= only.batch(out, small, limit)
+            limit -= only.batch(out, whole, limit)
             if not only.waiting and only.number >= only.next:
                 return False
-        grid = min(limit, self._options.transport_size)
-        small = min(grid, SMALL)
         turns = self._turns()
         while limit > 0 and turns:
             sender = turns.popleft()
             self._turn = sender.lane
-            if sent := sender.batch(out, small, 1 if turns else limit):
+            if sent := sender.batch(out, whole, 1 if turns else limit):
                 limit -= sent
             else:
                 header, body = sender.chunk(min(limit, grid), grid)
@@ -313,9 +314,9 @@ class Session:
 
     def place(self, frame: Frame) -> memoryview:
         """Return the memory for the body of a MSG. Raises ProtocolError."""
-        receiver = self._receiver(frame.lane)
+        receiver = self.receivers.get(frame.lane) or self._receiver(frame.lane)
         body = receiver.place(frame)
-        if receiver.grant_due:
+        if receiver.start + receiver.size > receiver.announced and receiver.grant_due:
             self.owed[frame.lane] = receiver
         return body
 

@@ -182,9 +182,10 @@ def take_nothing(data: memoryview, low: int, high: int) -> int:
 class Reader:
     """Parses received bytes into frames, without copying the bodies of large messages.
 
-    Receive the next bytes into `buffer()`, then call `advance(n)` with their number. At each header the reader calls
-    `place`, which checks the frame and returns memory for its body, of exactly its length. The rest of the body is then
-    received directly into that memory. `place` raises ProtocolError for an illegal frame.
+    Receive the next bytes into `buffer()`, and those behind them into `ahead()`; then call `advance(n)` with their
+    number. At each header the reader calls `place`, which checks the frame and returns memory for its body, of exactly
+    its length. The rest of the body is then received directly into that memory. `place` raises ProtocolError for an
+    illegal frame.
 
     Before that, `take(data, low, high)` may process whole frames that lie in `data[low:high]` (the short path). It
     returns where the first frame begins that it leaves. The attribute may be replaced at any time.
@@ -225,6 +226,10 @@ class Reader:
             return self._body[self._got :]
         return self._scratch[self._high :]
 
+    def ahead(self) -> memoryview:
+        """Return memory for what follows once `buffer()` is full: the begin of the next frame comes with a body."""
+        return _NOTHING if self.frame is None else self._scratch[:_MIN_SCRATCH]
+
     def advance(self, n: int) -> Iterator[Frame]:
         """Yield the frames that n more bytes complete, except those that `take` has processed.
 
@@ -237,6 +242,7 @@ class Reader:
             self._got += n
             if self._got < self.frame.length:
                 return
+            self._high = self._got - self.frame.length  # in `ahead()`
             frame, body = self.frame, self._body
             self.frame, self._body = None, _NOTHING
             yield frame._replace(body=body) if frame.kind in _CONTROL else frame
@@ -254,7 +260,10 @@ class Reader:
                 self.frame, self._body, self._got = frame, body, stop - start
                 break
             yield frame._replace(body=body) if frame.kind in _CONTROL else frame
-        self._compact()
+        if self._low == self._high < len(self._scratch):
+            self._low = self._high = 0
+        else:
+            self._compact()
 
     def _header(self) -> Frame:
         kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)

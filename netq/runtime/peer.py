@@ -156,15 +156,16 @@ class Peer:
         session, baton = self.session, self.baton
         outbox = session.outbox
         outbox.append(message)
-        is_small = message.size <= SMALL
+        link, is_small = self.link, message.size <= SMALL
         if 1 < len(outbox) < _MANY and is_small and self in baton.unflushed and not baton.needs_wake:
             return  # it is sent with those before it
-        if is_small and len(outbox) < _MANY and self.inline:
+        inline = link is not None and link.inline and link.connection.open and not session.closing
+        if inline and is_small and len(outbox) < _MANY:
             sender = session.senders.get(session.unordered if message.lane == ANY_LANE else message.lane)
             if message.audience or (sender is not None and len(sender.sent) >= _FEW):
                 baton.flush_later(self)
                 return
-        if not (self.inline and baton.try_run(self._exchange)):
+        if not (inline and baton.try_run(self._exchange)):
             baton.flush_soon(self)
         if len(outbox) >= _YIELD_FROM:
             give_way()

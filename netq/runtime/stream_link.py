@@ -12,8 +12,8 @@ watches, is theirs (ByteStream in netq/io/sockets.py).
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable
 
 from netq.io.baton import Worker
 from netq.io.loop import Loop
@@ -76,16 +76,17 @@ class Link:
         """Send until there is nothing to send, or the socket is full."""
         if not self._ended and not self._interest & WRITE:
             try:
-                self._send()
-            except BlockingIOError:
-                pass
+                self._send(_WRITES if threading.get_ident() == self._baton.thread else _INLINE_WRITES)
             except BROKEN as error:
-                fail(self._loop, self._lose, error)
+                self._fail(error)
 
     def receive(self) -> None:
         """Receive what has come, without sending: see `Peer._exchange`."""
         if self.peer is not None and not (self._ended or self._closing or self._scheduled):
-            self._guarded(self._receive)
+            try:
+                self._receive(self._loop.is_own)
+            except BROKEN as error:
+                self._fail(error)
 
     def keep(self) -> None:
         """Replace what is unsent, one batch at most, by a copy."""
@@ -110,7 +111,10 @@ class Link:
         else:
             self._close_timer = self._loop.at(time.monotonic() + _CLOSE_TIMEOUT, self._end)
             self.flush()
-            self._guarded(self._finish)
+            try:
+                self._finish()
+            except BROKEN as error:
+                self._fail(error)
 
     def move(self, loop: Loop) -> None:
         """Continue in another loop."""
@@ -142,42 +146,53 @@ class Link:
     def _ready(self, mask: int) -> None:
         # With READ scheduled, this link has had its turn of receiving and continues behind the other links. The
         # selector reports it all the same, and reading now would give it two turns for each one of theirs.
-        is_own = self._loop.is_own
+        baton = self._baton
+        is_own = threading.get_ident() == baton.thread
         if not is_own and (self._scheduled or self._closing or self.peer is None or not self.connection.open):
-            self._baton.hand_over()
+            baton.hand_over()
             return
-        if mask & READ & ~self._scheduled:
-            self._guarded(self._discard if self._closing else self._receive)
-        if self._ended:
-            return
-        if mask & WRITE:
-            self._watch(READ)
-        elif mask and self.peer is not None and (self._baton.reply_expected if is_own else not self._scheduled):
-            # The ACK travels with the user's answer, which often follows. Otherwise it leaves when this thread waits
-            # again, or after a millisecond.
-            if self.connection.owes or self._unsent or self._stream.hides:  # what TLS has to say no connection knows
-                if is_own:
-                    self._baton.flush_later_from_loop(self.peer)
+        try:
+            if mask & READ & ~self._scheduled:
+                if self._closing:
+                    self._discard()
                 else:
-                    self._baton.flush_later(self.peer)  # which ends a long park of the loop's thread
-            return
-        self._guarded(self._send)
-        if self._closing and not self._ended:
-            self._guarded(self._finish)
+                    self._receive(is_own)
+            if self._ended:
+                return
+            if mask & WRITE:
+                self._watch(READ)
+            elif mask and self.peer is not None and (baton.reply_expected if is_own else not self._scheduled):
+                # The ACK travels with the user's answer, which often follows. Otherwise it leaves when this thread
+                # waits again, or soon. What TLS has to say no connection knows.
+                if self.connection.owes or self._unsent or self._stream.hides:
+                    baton.flush_with_next(self.peer)
+                return
+            self._send(_WRITES if is_own else _INLINE_WRITES)
+            if self._closing and not self._ended:
+                self._finish()
+        except BROKEN as error:
+            self._fail(error)
 
-    def _receive(self) -> None:
+    def _receive(self, is_own: bool) -> None:
         # Read until the socket is empty or the turn's budget is spent. The budget is processor time, not wall time, so
         # that other processes on a busy machine do not shrink the reads. The first read of a turn is not measured: for
         # most messages it is the only one, and the clock costs as much as parsing a small frame.
         stream, connection = self._stream, self.connection
         begin = now = 0.0
         for _ in range(_READS):
-            n = stream.recv_into(connection.buffer()[: self._receive_size.size])
+            buffer, most = connection.buffer(), self._receive_size.size
+            try:
+                if len(buffer) <= most:
+                    n = stream.recv_into(buffer, connection.ahead())
+                else:
+                    n = stream.recv_into(buffer[:most])
+            except BlockingIOError:
+                return
             if n == 0:
                 raise ConnectionResetError("the peer hung up" if self._received_any else self._stream.unanswered)
             self._received_any = True
             if events := connection.received(n, time.monotonic()):
-                if not self._loop.is_own:
+                if not is_own:
                     self._events = events  # they are for the loop's thread, and so is all that follows
                     self._schedule(READ)
                     return
@@ -192,17 +207,18 @@ class Link:
             if now - begin > self._receive_size.turn_budget:
                 break
         # A user's thread leaves what is still in the socket to the selector. Bytes in a TLS layer no selector reports.
-        if stream.hides or self._loop.is_own:
+        if stream.hides or is_own:
             self._schedule(READ)
 
-    def _send(self) -> None:
+    def _send(self, most: int) -> None:
+        """Send `most` batches, or fewer if there is nothing to send or the socket is full."""
         stream, batch, enough = self._stream, self._batch, False
         size = 0  # bytes of the batch taken in this call; 0 while sending what was left from an earlier call
         last = False  # this batch is all that the connection has
         # Take a batch from the session, hand it to the socket, and repeat. Stop when the session has no more, the share
         # of the turn is used, or the socket is full: it did not take all (`blocked`) or a batch waits in it (`enough`).
         # A full socket starts or ends a measurement of the link's rate (netq/runtime/send_batch.py).
-        for _ in range(_WRITES if self._loop.is_own else _INLINE_WRITES):
+        for _ in range(most):
             if enough or ((stream.blocked or stream.hides) and not stream.push()):
                 break
             if not self._unsent:
@@ -262,21 +278,17 @@ class Link:
             self._stream.finish()
 
     def _discard(self) -> None:
-        for _ in range(_READS):
-            if not self._stream.discard():
-                return self._end()
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_READS):
+                if not self._stream.discard():
+                    return self._end()
         return None
 
-    def _guarded(self, step: Callable[[], None]) -> None:
-        """Run a step; an error of the socket or of TLS ends the link."""
-        try:
-            step()
-        except BlockingIOError:
-            pass
-        except BROKEN as error:
-            fail(self._loop, self._lose, error)
-            if not self._loop.is_own:
-                self._baton.hand_over()  # or this thread would find the same error until the loop's thread has run
+    def _fail(self, error: Exception) -> None:
+        """End the link: its socket or its TLS is broken."""
+        fail(self._loop, self._lose, error)
+        if not self._loop.is_own:
+            self._baton.hand_over()  # or this thread would find the same error until the loop's thread has run
 
     def _lose(self, error: Exception) -> None:
         if self._ended:

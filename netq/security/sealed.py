@@ -29,6 +29,7 @@ from netq.security.units import Received, UnitReader
 from netq.text import printable
 
 REASON = 256  # bytes of text in an ALERT
+_NOTHING = memoryview(b"")
 _PADDING = 32  # bytes of text, at least: a side that does not seal reads 24 bytes before it looks at them
 _CIPHERS = {Cipher.AES_256_GCM: "AES_256_GCM", Cipher.CHACHA20_POLY1305: "CHACHA20_POLY1305"}
 
@@ -58,6 +59,7 @@ class SealedConnection(Connection):
         self._is_client = sealing.is_client
         self._handshake: Handshake | None = Handshake(sealing.credentials, is_client=sealing.is_client)
         self._units = UnitReader({self._handshake.expected: self._handshake.limit, Unit.ALERT: REASON})
+        self.buffer, self.ahead = self._units.buffer, lambda: _NOTHING
         self._records = {Unit.DATA: RECORD + TAG}  # what the peer may send after it
         if sealing.is_client:
             self._records[Unit.SHARED] = OPENING + TAG
@@ -69,10 +71,6 @@ class SealedConnection(Connection):
         self.protection: Protection | None = None
 
     # Receiving.
-
-    def buffer(self) -> memoryview:
-        """Return the memory for the next received bytes: at least one byte."""
-        return self._units.buffer()
 
     def received(self, n: int, now: float) -> list[Event]:
         """Process the n bytes that were received into `buffer()`; return the events, in order. Never raises."""
@@ -120,7 +118,7 @@ class SealedConnection(Connection):
         """Decrypt into the memory where the frames belong, if it has room; else through memory of its own."""
         # The memory may be that of the user's message. If the bytes do not authenticate it holds some of them, but none
         # is counted as received: the peer sends them again on the next link, to the same place.
-        target = super().buffer()
+        target = self._reader.buffer()
         if size <= len(target):
             open_into(target[:size])
             return super().received(size, now)
@@ -128,7 +126,7 @@ class SealedConnection(Connection):
         open_into(plaintext)
         events: list[Event] = []
         while plaintext and not self.closed:
-            target = super().buffer()
+            target = self._reader.buffer()
             n = min(len(target), len(plaintext))
             target[:n] = plaintext[:n]
             plaintext = plaintext[n:]

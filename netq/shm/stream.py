@@ -18,6 +18,7 @@ from netq.errors import ProtocolError
 from netq.io.loop import Loop
 from netq.io.poller import Ready
 from netq.io.selector import READ, WRITE
+from netq.io.sockets import NOTHING
 from netq.shm.control import MAX_PACKET, REFUSED, WAKE_PACKET, ControlSocket, RingPair
 from netq.shm.ring import RingError
 from netq.text import printable
@@ -51,18 +52,18 @@ class RingStream:
 
     # For the link: see ByteStream.
 
-    def recv_into(self, buffer: memoryview) -> int:
-        """Move bytes out of the ring until it is empty or the buffer is full."""
+    def recv_into(self, buffer: memoryview, ahead: memoryview = NOTHING) -> int:
+        """Move bytes out of the ring until it is empty or the buffer is full; what is behind them, into `ahead`."""
         if self._error is not None:
             raise self._error
         reader, size, count = self._reader, len(buffer), 0
         # The order matters: the bytes that a peer has written before it hung up are in the ring when that is known.
         self.more = hung_up = self._hung_up
         while reader.available():
-            count += reader.read_into(buffer[count : count + PIECE])
+            count += reader.read_into(buffer[count : count + PIECE] if count < size else ahead[count - size :])
             if reader.claim_wakeup():
                 self._control.wake_peer()
-            if count == size:
+            if count == size + len(ahead):
                 self.more = True
                 return count
         if not count and not hung_up:

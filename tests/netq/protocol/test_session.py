@@ -96,7 +96,7 @@ def settled(session: Noting) -> list[Outgoing]:
 def sent(session: Session, limit: int = PLENTY) -> list[Frame]:
     """What it sends now, parsed."""
     out: list[Buffer | Part] = []
-    parts = session.frames(out, limit)
+    parts = session.frames(out, limit, SMALL)
     assert parts is any(isinstance(piece, Part) for piece in out)
     data = b"".join(b"".join(piece.buffers()) if isinstance(piece, Part) else piece for piece in out)
     return list(Parser().feed(data))

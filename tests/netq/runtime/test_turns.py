@@ -13,7 +13,7 @@ import pytest
 
 from netq.io.baton import TICK
 from netq.io.loop import Loop
-from netq.io.sockets import PlainSocket, tune
+from netq.io.sockets import NOTHING, PlainSocket, tune
 from netq.options import CommunicatorOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.connection import Connection
@@ -109,8 +109,8 @@ class Counting(PlainSocket):
         self.sent += [data] if data else []
         return count
 
-    def recv_into(self, buffer: memoryview) -> int:
-        count = super().recv_into(buffer)
+    def recv_into(self, buffer: memoryview, ahead: memoryview = NOTHING) -> int:
+        count = super().recv_into(buffer, ahead)
         self.count += count
         return count
 
