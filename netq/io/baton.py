@@ -46,7 +46,7 @@ from typing import Any, Protocol
 from netq.io.condition import LONGEST
 from netq.io.interrupts import has_broken_step, interruptible, protect, suppress
 from netq.io.poller import Poller, Ring
-from netq.io.spin import spin_time
+from netq.io.spin import SpinTime
 
 TICK = 0.001  # seconds: how often a parked thread looks, and how long output may wait to be sent with more
 # Seconds for which the loop's thread stays parked after a user was active. To pickle and send a megabyte takes as long;
@@ -139,6 +139,7 @@ class Baton:
         self.polled_at = -math.inf  # when a user polled last
         self.in_select = False  # a user's thread uses the selector at this moment
         self._rounds = 0  # in a row in which a ring had bytes
+        self._spin_time = SpinTime()
         self.poller = Poller(lambda: self.phase is _POLLING)
         # The wait lock of the user's thread that polls. While it is locked the loop's thread leaves the sockets to that
         # thread, so a thread that takes its wait lock for another wait clears this first.
@@ -391,13 +392,12 @@ class Baton:
                 # number may belong to another file by then.
                 self.in_select = True
                 lock.release()
-                rings = self._spin() if self.poller.rings else []
-                self._rounds = self._rounds + 1 if rings else 0
-                found: _Found = []
-                if not self._rounds % _SOCKETS:
-                    in_step = False
-                    found = self.poller.select(0.0 if rings else seconds)
-                    in_step = True
+                in_step = False
+                if self.poller.rings:
+                    found, rings = self._look_into_rings(seconds)
+                else:
+                    found, rings = self.poller.select(seconds), []
+                in_step = True
                 self.in_select = False
                 # Between `select` and here other threads may have worked, also on the sockets that were found: `_work`
                 # tests whether a watch is still active. A socket that was emptied meanwhile costs one needless `recv`.
@@ -408,7 +408,7 @@ class Baton:
         except BaseException as error:
             let_go(lock)
             self.in_select = False
-            if in_step:
+            if in_step or has_broken_step(error):
                 self.end_by(error)
             raise
         if self._waiters:
@@ -497,10 +497,19 @@ class Baton:
             if since > -math.inf and worker.inline:
                 worker.flush()
 
-    def _spin(self) -> list[Ring]:
-        """Return the rings that get data soon. If none does, have each peer ring from now on."""
+    def _look_into_rings(self, seconds: float) -> tuple[_Found, list[Ring]]:
+        """Wait as `select` does, without the baton, and return the rings that have data, too."""
+        began = time.perf_counter()
+        rings = self._spin(began + self._spin_time.seconds)
+        self._rounds = self._rounds + 1 if rings else 0
+        found = [] if self._rounds % _SOCKETS else self.poller.select(0.0 if rings else seconds)
+        if not rings:
+            self._spin_time.record(time.perf_counter() - began)
+        return found, rings
+
+    def _spin(self, until: float) -> list[Ring]:
+        """Return the rings that get data until then. If none does, have each peer ring from now on."""
         rings = self.poller.rings
-        until = time.perf_counter() + spin_time()
         while not (ready := [ring for ring in rings if ring.look()]) and time.perf_counter() < until:
             pass
         if not ready:

@@ -1,56 +1,25 @@
-"""How long a thread that waits for shared memory looks into the ring before it sleeps. Knows nothing of netq.
+"""How long a thread that waits for shared memory looks into the rings before it sleeps. Knows nothing of netq.
 
-As long as a wake-up costs: then a peer that answers within that time costs none, and one that answers later costs at
-most twice as much as if the thread had slept at once ("competitive spinning": A. Karlin et al., SOSP 1991). A wake-up
-takes some 10 µs on one machine and 100 on another, so it is measured, once for each process that uses shared memory.
+A peer that answers while this side spins costs neither of the two a wake-up, which takes 10 µs on one machine and 100
+on another. So the time adapts to the waits, as that of a virtual processor in KVM does (Linux documentation, "Guest
+halt polling"): it grows while waits end soon after the thread has gone to sleep, and shrinks after long ones.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import socket
-import statistics
-import threading
-import time
 
-_ROUNDS = 21
-# Seconds: what another process needs for a small answer, also where wake-ups seem quick because the machine was busy
-# when they were measured; and what would take too much from the other threads of the process.
-_LEAST, _MOST = 50e-6, 300e-6
-_DEFAULT = 50e-6  # seconds, where it cannot be measured
+_LEAST, _MOST = 50e-6, 400e-6  # seconds. Two changes of threads and the work of a peer in Python take less than _MOST
 
 
-@functools.cache
-def spin_time() -> float:
-    """Return the seconds to spin; 0 on a machine with one core. The first call takes some milliseconds."""
-    if (os.cpu_count() or 1) == 1:
-        return 0.0
-    return min(max(_wake_up_time(), _LEAST), _MOST)
+class SpinTime:
+    """`seconds` is the time for the next wait: 0 on a machine with one core, where the peer could not answer."""
 
+    def __init__(self) -> None:
+        self._can_spin = (os.cpu_count() or 1) > 1
+        self.seconds = _LEAST if self._can_spin else 0.0
 
-def _wake_up_time() -> float:
-    """Return the seconds from the system call that wakes a thread until that thread runs."""
-    near, far = socket.socketpair()
-
-    def answer() -> None:
-        while data := far.recv(1):
-            far.send(data)
-
-    thread = threading.Thread(target=answer, name="netq-spin", daemon=True)
-    with near, far:
-        try:
-            thread.start()
-        except RuntimeError:
-            return _DEFAULT
-        seconds = [_round_trip(near) / 2 for _ in range(_ROUNDS)]
-        near.shutdown(socket.SHUT_RDWR)
-        thread.join()
-    return statistics.median(seconds)
-
-
-def _round_trip(sock: socket.socket) -> float:
-    begin = time.perf_counter()
-    sock.send(b"?")
-    sock.recv(1)
-    return time.perf_counter() - begin
+    def record(self, waited: float) -> None:
+        """Adapt to a wait of so many seconds, which has lasted longer than its spin."""
+        if self._can_spin:
+            self.seconds = min(2 * self.seconds, _MOST) if waited < _MOST else max(self.seconds / 2, _LEAST)

@@ -228,7 +228,10 @@ class Reader:
 
     def ahead(self) -> memoryview:
         """Return memory for what follows once `buffer()` is full: the begin of the next frame comes with a body."""
-        return _NOTHING if self.frame is None else self._scratch[:_MIN_SCRATCH]
+        if self.frame is None:
+            return _NOTHING
+        # Behind a large body probably comes another one, which is received where it belongs.
+        return self._scratch if self.frame.value <= _MAX_SCRATCH else self._scratch[:_MIN_SCRATCH]
 
     def advance(self, n: int) -> Iterator[Frame]:
         """Yield the frames that n more bytes complete, except those that `take` has processed.
@@ -260,10 +263,10 @@ class Reader:
                 self.frame, self._body, self._got = frame, body, stop - start
                 break
             yield frame._replace(body=body) if frame.kind in _CONTROL else frame
-        if self._low == self._high < len(self._scratch):
-            self._low = self._high = 0
-        else:
+        if self._low < self._high or self._high == len(self._scratch):
             self._compact()
+        else:
+            self._low = self._high = 0
 
     def _header(self) -> Frame:
         kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from netq import core
 from netq.io.loop import Loop
-from netq.io.spin import spin_time
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener
 from netq.runtime.stream_link import Link
@@ -22,7 +21,6 @@ class ClientTransport:
         self.netloc = listener.options.netloc
         self._listener = listener
         self._loop = loop
-        spin_time()  # measured now, and not in the first wait
         self._closed = False
 
     def open(self) -> None:

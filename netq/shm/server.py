@@ -12,7 +12,6 @@ from netq.errors import ProtocolError
 from netq.io.accept import Acceptor
 from netq.io.loop import Loop
 from netq.io.selector import READ
-from netq.io.spin import spin_time
 from netq.io.timers import Timer
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener
@@ -33,7 +32,6 @@ class ServerTransport:
         self.netloc = listener.options.netloc
         self._listener = listener
         self._loop = loop
-        spin_time()  # measured now, and not in the first wait
         self._listening: rendezvous.ListeningSocket | None = None
         self._acceptor: Acceptor | None = None
         self._waiting: dict[ControlSocket, Timer] = {}  # connections without a HELLO, and their timeouts

@@ -30,7 +30,7 @@ _HEAD_SIZE, _pack_head, _unpack_head = _HEAD.size, _HEAD.pack, _HEAD.unpack_from
 _SIZE = struct.Struct("<Q")
 _FUNCTION = "a function, or None; for names, PickleSerializer.allow_by_name makes one"
 _ZEROS = bytes(ALIGNMENT)
-_COPIED = 64 * 1024  # bytes: a pickle of this size or less is copied before it is interpreted
+_COPIED = 68 * 1024  # bytes, a small message and more: a pickle of this size or less is copied before it is interpreted
 _SMALL = 4096  # bytes: a Pickler that has written more has a large memo, and is not kept
 _MANY = 1024  # buffers: as many as one call of the system sends; of more, the small ones are joined
 _JOINED = 1024  # bytes of a small one: its Python objects have as many
@@ -56,10 +56,10 @@ class Stream:
         self._position = 0  # offset of the next byte to read
 
     @classmethod
-    def of(cls, view: memoryview) -> Stream:
-        """Return a stream of one view of bytes."""
+    def of(cls, *views: memoryview) -> Stream:
+        """Return a stream of these views of bytes."""
         stream = cls.__new__(cls)
-        stream.buffers, stream.nbytes, stream._stops, stream._position = [view], len(view), None, 0
+        stream.buffers, stream.nbytes, stream._stops, stream._position = [*views], sum(map(len, views)), None, 0
         return stream
 
     def __len__(self) -> int:
@@ -279,9 +279,11 @@ class PickleSerializer:
         pieces, out = pickler.pieces, pickler.out
         pickler.dump(data)
         if len(pieces) > 1:
-            return Stream(layout(pieces, [buffer.raw() for buffer in out]))
+            return Stream.of(*[memoryview(each) for each in layout(pieces, [buffer.raw() for buffer in out])])
         pickled = pieces.pop()
-        packed = Stream(layout([pickled], [buffer.raw() for buffer in out])) if out else None
+        packed = None
+        if out:
+            packed = Stream.of(*[memoryview(each) for each in layout([pickled], [buffer.raw() for buffer in out])])
         if len(pickled) <= _SMALL and self._classes is None:  # Sent remembers what it has seen in a message
             pickler.clear_memo()
             out.clear()
@@ -424,32 +426,30 @@ def _refuse_identifier(pid: Any) -> Any:
     raise Unreadable("a message holds a persistent identifier, and PickleSerializer has no `load` for it")
 
 
-def layout(head: Sequence[Buffer], buffers: Sequence[memoryview]) -> Iterator[Buffer]:
-    """Yield the buffers of a message: those of `head` behind the table of sizes, then `buffers` at multiples of 64.
+def layout(head: Sequence[Buffer], buffers: Sequence[memoryview]) -> list[Buffer]:
+    """Return the buffers of a message: those of `head` behind the table of sizes, then `buffers` at multiples of 64.
 
     A message of many buffers has copies of the small ones, joined: to send each by itself takes longer.
     """
-    nbytes = sum([len(piece) for piece in head])
-    sizes = b"".join([_SIZE.pack(buffer.nbytes) for buffer in buffers])
-    pieces = [b"".join([_pack_head(nbytes, len(buffers)), sizes, head[0]]), *head[1:]]
-    if not buffers:
-        yield from pieces
-        return
-    yield from pieces[:-1]
-    run, pad = [pieces[-1]], -(_HEAD_SIZE + len(sizes) + nbytes) % ALIGNMENT
-    small = _JOINED if len(buffers) > _MANY else -1
-    for buffer in buffers:
-        run.append(_ZEROS[:pad])
-        if buffer.nbytes <= small:
+    nbytes, sizes = sum(map(len, head)), [buffer.nbytes for buffer in buffers]
+    table = struct.pack(f"<{len(sizes)}Q", *sizes)
+    found: list[Buffer] = [b"".join((_pack_head(nbytes, len(sizes)), table, head[0])), *head[1:]]
+    run, pad = [found.pop()], -(_HEAD_SIZE + len(table) + nbytes) % ALIGNMENT
+    small = _JOINED if len(sizes) > _MANY else -1
+    for buffer, size in zip(buffers, sizes, strict=True):
+        if pad:
+            run.append(_ZEROS[:pad])
+        if size <= small:
             run.append(buffer)
         else:
-            if joined := b"".join(run):
-                yield joined
-            yield buffer
+            if run:
+                found.append(b"".join(run))
+            found.append(buffer)
             run = []
-        pad = -buffer.nbytes % ALIGNMENT
-    if joined := b"".join(run):
-        yield joined
+        pad = -size % ALIGNMENT
+    if run:
+        found.append(b"".join(run))
+    return found
 
 
 def parts(data: memoryview) -> Iterator[memoryview]:

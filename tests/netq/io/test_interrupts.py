@@ -12,7 +12,6 @@ from types import FrameType
 import pytest
 
 from netq.io import interrupts
-from netq.io.spin import spin_time
 
 LIMIT = 20.0
 
@@ -121,8 +120,3 @@ def test_protect_replaces_the_handler_of_python_only() -> None:
     signal.signal(signal.SIGINT, alarm)
     interrupts.unprotect()
     assert signal.getsignal(signal.SIGINT) is alarm
-
-
-def test_spin_time_is_bounded_and_measured_once() -> None:
-    assert 0.0 <= spin_time() <= 300e-6
-    assert spin_time() == spin_time()
