@@ -84,7 +84,11 @@ LENGTH = {  # bytes of a body, least and most. The session checks those of MSG f
 
 
 class Connection:
-    """All that a link calls. A client passes its session; a server finds the session by the client's INI."""
+    """All that a link calls. A client passes its session; a server finds the session by the client's INI.
+
+    It has more attributes than others: `state` and what is derived from it are read for each message, and are no
+    properties therefore.
+    """
 
     protection: Protection | None = None  # by seals of its own (netq/security/sealed.py)
 

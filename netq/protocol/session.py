@@ -30,7 +30,11 @@ _pack = struct.Struct("<BBHIQQ").pack
 
 
 class Session:
-    """The state that both peers must agree on to resume after a lost link: one Sender and one Receiver per lane."""
+    """The state that both peers must agree on to resume after a lost link: one Sender and one Receiver per lane.
+
+    It has more attributes than others. The codec uses them by name, and each step for a small message reads several of
+    the groups below: an object for each group would cost a look-up for each of these reads.
+    """
 
     def __init__(
         self, token: bytes, options: ConnectionOptions, memory: Memory, arrived: deque[Item] | None = None

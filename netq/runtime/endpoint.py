@@ -58,7 +58,10 @@ TransportFactory = Callable[[LinkListener, Loop], Transport]
 
 
 class Endpoint:
-    """Links and peers of a communicator. A server has a peer for each client; a client has one, its server."""
+    """Links and peers of a communicator. A server has a peer for each client; a client has one, its server.
+
+    It has more attributes than others: it is where the options, the loops, the transport and the peers meet.
+    """
 
     def __init__(
         self, options: CommunicatorOptions, purpose: Purpose, inbox: Inbox, transport: TransportFactory

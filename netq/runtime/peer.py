@@ -94,7 +94,11 @@ class PeerListener(Protocol):
 
 
 class Peer:
-    """The session with one peer, and its present link."""
+    """The session with one peer, and its present link.
+
+    It has more attributes than others: each is a fact that outlives a link, and most steps (a loss, a takeover, a
+    close) read facts of all the groups below. Objects for the groups would have this class as their only user.
+    """
 
     def __init__(self, listener: PeerListener, loop: Loop, options: ConnectionOptions, session: Session) -> None:
         # The owner's wiring: fixed from the start.

@@ -35,7 +35,10 @@ _CLOSE_TIMEOUT = 1.0  # seconds to wait for the peer's end of the connection aft
 
 
 class Link:
-    """Moves bytes between a connected stream and a connection."""
+    """Moves bytes between a connected stream and a connection.
+
+    It has more attributes than others: to send, to receive and to end share the stream, and each event reads all three.
+    """
 
     def __init__(
         self, listener: LinkListener, loop: Loop, stream: ByteStream, connection: Connection, address: str
