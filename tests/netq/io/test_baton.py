@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from netq.io.baton import Phase, StepBroken
+from netq.io.baton import TICK, Phase, StepBroken
 from netq.io.loop import Loop
 from netq.io.selector import READ
 from tests.netq.io.stage import LIMIT, Stage
@@ -139,7 +139,7 @@ def test_an_exception_in_a_step_ends_the_loop(act: Callable[[], object]) -> None
     assert not loop.baton.try_run(int)
 
 
-@pytest.mark.parametrize("how", ["flush_later", "flush_soon"])
+@pytest.mark.parametrize("how", ["flush_later", "flush_with_next", "flush_soon"])
 def test_pending_output_is_flushed_soon_in_any_phase(shared: Stage, how: str) -> None:
     loop = shared.loop
     for _ in range(200):
@@ -150,7 +150,7 @@ def test_pending_output_is_flushed_soon_in_any_phase(shared: Stage, how: str) ->
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["polls", "parks"])
-@pytest.mark.parametrize("how", ["flush_later", "flush_soon"])
+@pytest.mark.parametrize("how", ["flush_later", "flush_with_next", "flush_soon"])
 def test_output_queued_as_the_loop_goes_to_rest_is_flushed_soon(shared: Stage, how: str, seen: bool) -> None:
     loop = shared.loop
     assert isinstance(loop, Surprised)
@@ -163,6 +163,18 @@ def test_output_queued_as_the_loop_goes_to_rest_is_flushed_soon(shared: Stage, h
         start = time.monotonic()
         assert output.flushed.get(timeout=LIMIT) is True
         assert time.monotonic() - start < 0.5
+
+
+def test_parked_thread_rests_longer_while_users_poll_often() -> None:
+    stage, rests = Stage(Loop, shared=True), []
+    baton = stage.loop.baton
+    for polls in (1, 1, 2, 9, 9, 3, 0):
+        baton._polls = polls
+        assert baton.choose_rest() == polls
+        rests.append(round(baton.rest / TICK))
+        assert baton.needs_wake is (baton.rest > TICK), "a `put` must wake a thread that rests for longer"
+    assert rests == [2, 4, 8, 8, 8, 1, 1]
+    stage.loop.end()
 
 
 def test_a_call_just_when_the_loop_goes_to_rest_is_run_soon(shared: Stage) -> None:
