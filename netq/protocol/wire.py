@@ -9,6 +9,7 @@ To change a frame, see CONTRIBUTING.md, "How to change a frame".
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 import uuid
 from collections.abc import Callable, Iterator
@@ -96,6 +97,9 @@ class Frame(NamedTuple):
 def message_header(lane: int, length: int, number: int, size: int) -> bytes:
     """Return the header of a MSG, as `Frame.header` does, but faster: it is the most frequent frame."""
     return _HEADER.pack(2, 0, lane, length, number, size)
+
+
+_frame = functools.partial(tuple.__new__, Frame)  # faster than Frame(...)
 
 
 class Cursor(NamedTuple):
@@ -263,33 +267,22 @@ class Reader:
                 self.frame, self._body, self._got = frame, body, stop - start
                 break
             yield frame._replace(body=body) if frame.kind in _CONTROL else frame
-        if self._low < self._high or self._high == len(self._scratch):
-            self._compact()
-        else:
+        scratch = self._scratch
+        if self._high == len(scratch) < _MAX_SCRATCH and (self.frame is None or self.frame.value <= _MAX_SCRATCH):
+            self._move(memoryview(bytearray(min(8 * len(scratch), _MAX_SCRATCH))))  # not large, and it was filled
+        elif self._low == self._high:
             self._low = self._high = 0
+        elif self._low:
+            self._move(scratch)
 
     def _header(self) -> Frame:
         kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)
         if lane >= LANES or flags not in FLAGS.get(kind, ()):
             raise ProtocolError(_describe_foreign(bytes(self._scratch[self._low : self._low + 8])))
-        return Frame(_KINDS[kind], flags, lane, length, number, value)
+        return _frame((_KINDS[kind], flags, lane, length, number, value, b""))
 
-    def _compact(self) -> None:
-        """Move the unparsed tail to the front. Use a larger scratch from now on if this one was filled.
-
-        Not if a large message has filled it: the rest of that is received elsewhere.
-        """
-        large = self.frame is not None and self.frame.value > _MAX_SCRATCH
-        if self._high == len(self._scratch) < _MAX_SCRATCH and not large:
-            size = min(8 * len(self._scratch), _MAX_SCRATCH)
-            old, self._scratch = self._scratch, memoryview(bytearray(size))
-        elif self._low == self._high:
-            self._low = self._high = 0
-            return
-        elif not self._low:
-            return
-        else:
-            old = self._scratch
-        tail = bytes(old[self._low : self._high])
-        self._scratch[: len(tail)] = tail
-        self._low, self._high = 0, len(tail)
+    def _move(self, scratch: memoryview) -> None:
+        """Move the unparsed bytes to the front of this memory, and use it from now on."""
+        tail = bytes(self._scratch[self._low : self._high])
+        scratch[: len(tail)] = tail
+        self._scratch, self._low, self._high = scratch, 0, len(tail)
