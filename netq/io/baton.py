@@ -10,9 +10,9 @@ al., 2000).
     POLLING   waits in the selector                          free, or held by a user
     WORKING   runs what is ready, timers and calls           held by the loop's thread
     PARKED    sleeps while users work; looks each            free, or held by a user
-              millisecond, each eighth one while users
-              poll much, or each second while a user
-              waits for long
+              millisecond, each eighth one while a user
+              polls, or each second while a user waits
+              for long
 
 What a user's thread does with the baton is a step: no exception of a signal handler comes out of it
 (netq/io/interrupts.py). One that does, or a bug of ours, leaves what is `broken`, and ends the loop. A handler that
@@ -52,8 +52,8 @@ TICK = 0.001  # seconds: how often a parked thread looks, and how long output ma
 # Seconds for which the loop's thread stays parked after a user was active. To pickle and send a megabyte takes as long;
 # if the loop's thread came back meanwhile, the user's next wait would cost a change of threads.
 _PAUSE = 0.002
-# Seconds. While users poll as often as this, on the average, each rest of the parked thread is twice as long as the one
-# before, up to the longest.
+# Seconds. While a user's thread is in the selector, or users poll as often as this, on the average, each rest of the
+# parked thread is twice as long as the one before, up to the longest.
 _OFTEN, _LONGEST_REST = 0.002, 0.008
 _WAIT = 0.002  # seconds for which a thread that puts waits for the baton; its holders have it for microseconds
 _SOCKETS = 16  # rounds with bytes in a ring after which a thread that polls looks at the sockets, too
@@ -559,10 +559,10 @@ class Baton:
 
     def choose_rest(self) -> int:
         """Decide how long the parked thread rests next; return how often users have polled since the last call."""
-        # To look costs the users the interpreter, and two changes of threads. Threads that poll much send what waits;
-        # an event loop does not.
+        # To look costs the users the interpreter, and two changes of threads. Threads that poll much send what waits, and
+        # one in the selector receives what comes; an event loop does not send.
         polls, self._polls = self._polls, 0
-        longer = polls * _OFTEN >= self.rest and not self.event_loop_polls
+        longer = (self.in_select or polls * _OFTEN >= self.rest) and not self.event_loop_polls
         self.rest = min(2 * self.rest, _LONGEST_REST) if longer else TICK
         self.needs_wake = self.rest > TICK
         return polls

@@ -38,7 +38,7 @@ _AHEAD = 256
 _PASSES = 2  # passes over the calls in one turn; the second runs what the first has asked for, such as one flush
 _LONGEST = 86400.0  # seconds of one `select`: what every selector can take
 _PAUSE, _PAUSES = 50e-6, 20  # seconds of a pause in which a user's thread gets the baton, and how many there are
-_QUIET_TICKS = 20  # milliseconds of one wait of a user, after which the loop's thread parks for long: see `_rest`
+_QUIET_RESTS = 5  # in one wait of a user, after which the loop's thread parks for long: see `_rest`
 _BUSY = 0.1  # seconds for which an event loop that polls may be busy with other work
 _T = TypeVar("_T")
 
@@ -256,7 +256,7 @@ class Loop:
             # A long park has to be ended when the user goes on with other work, which costs a change of threads. So
             # only a user that waits for some milliseconds in one `select` makes the next park long.
             quiet = 0 if baton.choose_rest() or not baton.user_polls else quiet + 1
-            if quiet >= _QUIET_TICKS:
+            if quiet >= _QUIET_RESTS:
                 break
         if woken:
             baton.rest = TICK  # there may be output of a `put`
