@@ -125,9 +125,16 @@ class Communicator:
                 return delivery
             targets = self._targets(peers)
             if len(targets) == 1:
-                return self._put(packed, lane, *targets[0], ())
-            audience = tuple(id for id, _ in targets if id is not None)
-            return gather(self._baton, [self._put(packed, lane, id, peer, audience) for id, peer in targets])
+                delivery = self._delivery(packed, lane, *targets[0], ())
+                self._post(delivery, targets[0][1])
+                return delivery
+            audience = tuple([id for id, _ in targets if id is not None])
+            deliveries = [self._delivery(packed, lane, id, peer, audience) for id, peer in targets]
+            whole = gather(self._baton, deliveries)
+            for delivery, (_, peer) in zip(deliveries, targets, strict=True):
+                self._post(delivery, peer)
+            self._wake_to_flush()
+            return whole
         except BaseException as error:
             self.check_step(error)
             raise
@@ -152,6 +159,7 @@ class Communicator:
                 message = Copy(packed, lane, audience)
                 message.peer, message.guard, message.failed = id, peer.baton, failed
                 peer.post(message)
+        self._wake_to_flush()
 
     def put_unbounded(self, data: Any, peer: uuid.UUID, lane: int = 0) -> Delivery:
         """Send `data` to a client, also beyond queue_size and queue_bytes: for netq/exchange/outbox.py, which counts.
@@ -160,7 +168,11 @@ class Communicator:
         """
         self._baton.check_not_forked("put()")
         packed = self._pack(data)
-        return self._put(packed, lane, peer, self._endpoint.peers.get(peer), (), bounded=False)
+        found = self._endpoint.peers.get(peer)
+        delivery = self._delivery(packed, lane, peer, found, ())
+        delivery.bounded = False
+        self._post(delivery, found)
+        return delivery
 
     def expel(self, peer: uuid.UUID, reason: str, pause: float = 0.0) -> None:
         """End the session with a client, which gets the reason. Harmless if it is over.
@@ -375,26 +387,24 @@ class Communicator:
         by_id = table if is_server else {peer.id: peer for peer in table.values()}
         return [(id, by_id.get(id)) for id in peers]
 
-    def _put(
-        self,
-        data: Stream | bytes,
-        lane: int,
-        id: uuid.UUID | None,
-        peer: Peer | None,
-        audience: tuple[uuid.UUID, ...],
-        *,
-        bounded: bool = True,
+    def _delivery(
+        self, data: Stream | bytes, lane: int, id: uuid.UUID | None, peer: Peer | None, audience: tuple[uuid.UUID, ...]
     ) -> Delivery:
-        if peer is None:
-            delivery = Delivery(b"", lane)
-            delivery.peer, delivery.guard, delivery.recall = id, self._baton, None
-            delivery.fail(self._why_unreachable(id))
-        else:
-            delivery = Delivery(data, lane, audience)
-            delivery.peer, delivery.guard, delivery.recall = id, peer.baton, peer.recall
-            delivery.bounded = bounded
-            peer.post(delivery)
+        delivery = Delivery(data, lane, audience)
+        delivery.peer = id
+        delivery.guard, delivery.recall = (self._baton, None) if peer is None else (peer.baton, peer.recall)
         return delivery
+
+    def _post(self, delivery: Delivery, peer: Peer | None) -> None:
+        if peer is None:
+            delivery.fail(self._why_unreachable(delivery.peer))
+        else:
+            peer.post(delivery)
+
+    def _wake_to_flush(self) -> None:
+        """Have what was put to several peers sent: one change of threads for all of them, at most."""
+        for loop in self._endpoint.loops:
+            loop.baton.wake_to_flush()
 
     def _why_unreachable(self, id: uuid.UUID | None) -> Closed:
         ended, closing = self._endpoint.ended_by, self._endpoint.closing

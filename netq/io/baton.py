@@ -285,12 +285,20 @@ class Baton:
         self.wanted = False
         return held
 
-    def flush_later(self, worker: Worker) -> None:
-        """Have `worker.flush` called within a millisecond or so, by the first thread that comes."""
+    def flush_later(self, worker: Worker, *, more: bool = False) -> None:
+        """Have `worker.flush` called within a millisecond or so, by the first thread that comes.
+
+        With `more`, the caller has others to flush, and calls `wake_to_flush` after the last.
+        """
         # As in `wake`: this adds the worker, then reads `needs_wake`. The loop's thread sets `needs_wake`, then
         # computes its timeout from `unflushed`. Otherwise it could park for a second with this output unsent.
         self.user_seen = now = time.monotonic()
         self.unflushed.setdefault(worker, now)
+        if self.needs_wake and not more:
+            self.wake()
+
+    def wake_to_flush(self) -> None:
+        """See `flush_later`."""
         if self.needs_wake:
             self.wake()
 

@@ -38,7 +38,7 @@ _AHEAD = 256
 _PASSES = 2  # passes over the calls in one turn; the second runs what the first has asked for, such as one flush
 _LONGEST = 86400.0  # seconds of one `select`: what every selector can take
 _PAUSE, _PAUSES = 50e-6, 20  # seconds of a pause in which a user's thread gets the baton, and how many there are
-_QUIET_RESTS = 5  # in one wait of a user, after which the loop's thread parks for long: see `_rest`
+_QUIET = 0.02  # seconds of one wait of a user, after which the loop's thread parks for long: see `_rest`
 _BUSY = 0.1  # seconds for which an event loop that polls may be busy with other work
 _T = TypeVar("_T")
 
@@ -246,7 +246,7 @@ class Loop:
         if baton.phase is Phase.POLLING:
             return self._poller.select(0.0 if self._is_busy else self._timeout())
         longest = _BUSY if baton.event_loop_polls else LONGEST
-        woken, quiet = False, 0
+        woken, quiet = False, 0.0
         while not (self._is_busy or baton.resumed):
             timeout = self._timeout()
             seconds = longest if baton.parked_long else baton.rest
@@ -255,8 +255,8 @@ class Loop:
                 break
             # A long park has to be ended when the user goes on with other work, which costs a change of threads. So
             # only a user that waits for some milliseconds in one `select` makes the next park long.
-            quiet = 0 if baton.choose_rest() or not baton.user_polls else quiet + 1
-            if quiet >= _QUIET_RESTS:
+            quiet = 0.0 if baton.choose_rest() or not baton.user_polls else quiet + seconds
+            if quiet >= _QUIET:
                 break
         if woken:
             baton.rest = TICK  # there may be output of a `put`

@@ -112,6 +112,7 @@ class Delivery(Outgoing, Future[None]):
     _exception: BaseException | None = None
     _futures: tuple[Delivery, ...] | None = None  # the parts of the future of several
     _whole: Delivery | None = None  # that has this in `_futures`, if the user waits for it
+    _gathered: tuple[weakref.ref[Delivery], Iterator[int]] | None = None  # of the same: see `gather`
     _looked_at = False  # the user has asked how it ends, before it did
     _unseen: Unseen | None = None  # it has failed, and the user has not looked at it
 
@@ -261,14 +262,23 @@ class Delivery(Outgoing, Future[None]):
         self._end()
         return True
 
-    def _look(self, whole: Delivery | None = None) -> None:
-        """Note that the user asks how it ends, or has ended; or how the `whole` does that this is a part of."""
-        if self._looked_at and self._unseen is None:
-            return
-        if not self.guard.try_hold(functools.partial(self._note_look, whole)):
-            self.guard.defer(self._look, whole)  # which keeps this, so that no failure is told before
+    def _look(self) -> None:
+        """Note that the user asks how it ends, or has ended, and how its parts do."""
+        if not self._looked_at or self._unseen is not None:
+            for guard in {each.guard for each in (self, *self.futures)}:
+                self._look_with(guard)
+
+    def _look_with(self, guard: Guard) -> None:
+        if not guard.try_hold(functools.partial(self._note_looks, guard)):
+            guard.defer(self._look_with, guard)  # which keeps this, so that no failure is told before
+
+    def _note_looks(self, guard: Guard) -> None:
+        """Note it for those of this guard."""
+        if self.guard is guard:
+            self._note_look(None)
         for part in self._futures or ():
-            part._look(self)
+            if part.guard is guard:
+                part._note_look(self)
 
     def _note_look(self, whole: Delivery | None) -> None:
         self._looked_at = True
@@ -309,8 +319,15 @@ class Delivery(Outgoing, Future[None]):
         # `_told`, without the baton.
         if self._told is _PENDING:
             self.guard.defer(self._end_for_library)  # which comes back here
-        elif self._listeners:
+            return
+        if self._listeners:
             self.guard.defer(self._call_listeners)
+        gathered, self._gathered = self._gathered, None
+        if gathered is not None:
+            reference, numbers = gathered
+            if next(numbers) == 0 and (whole := reference()) is not None:
+                self.guard.defer(whole._conclude)
+            self._whole = None
 
     def _call_listeners(self) -> None:
         while self._listeners:
@@ -405,7 +422,7 @@ class Copy(Outgoing):
 
 
 def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
-    """Return one future of several. Without any it is done."""
+    """Return one future of several that were just made, and of which no other thread knows. Without any it is done."""
     if len(futures) == 1:
         return futures[0]
     whole = Delivery(b"")
@@ -415,18 +432,10 @@ def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
         whole.acked()
     numbers = iter(range(len(futures) - 1, -1, -1))  # next() is atomic: one thread gets the 0
     # A reference that does not keep it: if the user has dropped it, a part that fails tells that itself, at once.
-    reference = weakref.ref(whole)
+    gathered = weakref.ref(whole), numbers
     for future in futures:
-        future._listen(functools.partial(_part_done, reference, numbers))
+        future.watched, future._gathered = True, gathered
     return whole
-
-
-def _part_done(reference: weakref.ref[Delivery], numbers: Iterator[int], part: Future[None]) -> None:
-    if next(numbers) == 0 and (whole := reference()) is not None:
-        whole._conclude()
-    part = cast(Delivery, part)
-    if part._whole is not None:
-        part._whole = None  # without the baton: it is set only while the part is not done
 
 
 def _call(listener: Callable[[Future[None]], object], delivery: Delivery) -> None:

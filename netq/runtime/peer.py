@@ -152,8 +152,9 @@ class Peer:
         """Queue a message and send it: in this thread if possible, or later together with others. In any thread.
 
         A message behind others that already wait is sent with those. A small one behind several unacknowledged ones, or
-        to several peers, waits for more: until an ACK comes, a user waits, or a millisecond has passed. Any other is
-        sent here and now, as much of it as the socket takes, if the baton is free and the link is inline.
+        any to several peers, waits for more: until an ACK comes, a user waits, or a millisecond has passed. Any other
+        is sent here and now, as much of it as the socket takes, if the baton is free and the link is inline. The caller
+        wakes the loop's thread after a message to several peers, once for all of them (Baton.wake_to_flush).
         """
         # First the append, then the look into `unflushed`, without the baton. A flush removes its entry there, and then
         # takes the outbox. So an entry that is still seen belongs to a flush that will find this message.
@@ -164,9 +165,12 @@ class Peer:
         if 1 < len(outbox) < _MANY and is_small and self in baton.unflushed and not baton.needs_wake:
             return  # it is sent with those before it
         inline = link is not None and link.inline and link.connection.open and not session.closing
-        if inline and is_small and len(outbox) < _MANY:
+        if inline and len(outbox) < _MANY:
+            if message.audience:
+                baton.flush_later(self, more=True)
+                return
             sender = session.senders.get(session.unordered if message.lane == ANY_LANE else message.lane)
-            if message.audience or (sender is not None and len(sender.sent) >= _FEW):
+            if is_small and sender is not None and len(sender.sent) >= _FEW:
                 baton.flush_later(self)
                 return
         if not (inline and baton.try_run(self._exchange)):

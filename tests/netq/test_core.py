@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
@@ -24,6 +26,7 @@ from netq import (
 )
 from netq.core import Communicator
 from netq.options import Purpose
+from netq.runtime.delivery import Delivery
 from netq.runtime.peer import Interrupted
 from netq.testing import loopback
 from netq.testing.fixtures import LIMIT, Communicators, introduce
@@ -117,6 +120,40 @@ def test_a_peer_that_is_no_uuid_is_refused(communicators: Communicators) -> None
     server, client = communicators.pair()
     with pytest.raises(TypeError, match=r"the peer .* is a str; expected a uuid\.UUID"):
         server.put("any", str(client.id))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_put_to_many_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    with Communicators(functools.partial(netq.new, Protocol.TCP)) as communicators:
+        _put_to_many(communicators, monkeypatch, size)
+
+
+def _put_to_many(communicators: Communicators, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    server = communicators.server()
+    clients = [communicators.client(server.netloc) for _ in range(20)]
+    introduce(server, *clients)
+    baton, own = server._baton, threading.get_ident()
+    woken: list[str] = []
+    deferred: list[Callable[..., object]] = []
+    wake, defer = baton.wake, baton.defer
+
+    def count_wake() -> None:
+        if threading.get_ident() == own:
+            woken.append("")
+        wake()
+
+    def count_deferred(function: Callable[..., object], *args: object) -> None:
+        if isinstance(getattr(function, "__self__", None), Delivery):
+            deferred.append(function)
+        defer(function, *args)
+
+    monkeypatch.setattr(baton, "wake", count_wake)
+    monkeypatch.setattr(baton, "defer", count_deferred)
+    future = server.put(bytes(size))
+    assert (len(future.futures), len(woken) <= 1) == (20, True)
+    assert [len(client.get(timeout=LIMIT).data) for client in clients] == [size] * 20
+    future.result(LIMIT)
+    assert len(deferred) < 10, "no change of threads for each ACK"
 
 
 def test_close_in_a_callback_of_a_future_is_refused(communicators: Communicators) -> None:

@@ -208,16 +208,6 @@ def test_the_first_error_by_peer_is_raised_when_all_are_done() -> None:
     assert raised.value.peer == B
 
 
-def test_parts_that_were_done_before_count() -> None:
-    parts = deliveries()
-    ack(parts[0])
-    parts[1].fail(Closed(B))
-    whole = gather(AtOnce(), parts)
-    assert not whole.done()
-    ack(parts[2])
-    assert isinstance(whole.exception(0), Closed)
-
-
 def test_a_timeout_of_result_leaves_nothing_behind() -> None:
     part = message()
     with pytest.raises(TimeoutError):
