@@ -567,8 +567,8 @@ class Baton:
 
     def choose_rest(self) -> int:
         """Decide how long the parked thread rests next; return how often users have polled since the last call."""
-        # To look costs the users the interpreter, and two changes of threads. Threads that poll much send what waits, and
-        # one in the selector receives what comes; an event loop does not send.
+        # To look costs the users the interpreter, and two changes of threads. Threads that poll much send what waits,
+        # and one in the selector receives what comes; an event loop does not send.
         polls, self._polls = self._polls, 0
         longer = (self.in_select or polls * _OFTEN >= self.rest) and not self.event_loop_polls
         self.rest = min(2 * self.rest, _LONGEST_REST) if longer else TICK
