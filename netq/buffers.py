@@ -33,12 +33,16 @@ def bytes_of(view: memoryview) -> memoryview:
 
 
 def copy(target: memoryview, source: memoryview) -> None:
-    """Copy bytes to a view of the same size; many without the interpreter's lock, so that other threads run."""
+    """Copy bytes to a view of the same size; many without the interpreter's lock, so that other threads run.
+
+    A large view is not copied onto itself.
+    """
     if source.nbytes < LARGE or source.readonly:
         target[:] = source
     else:
         into, of = ctypes.c_char.from_buffer(target), ctypes.c_char.from_buffer(source)
-        ctypes.memmove(ctypes.addressof(into), ctypes.addressof(of), source.nbytes)
+        if (target_address := ctypes.addressof(into)) != (address := ctypes.addressof(of)):
+            ctypes.memmove(target_address, address, source.nbytes)
 
 
 def use_huge_pages(view: memoryview) -> None:

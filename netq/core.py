@@ -23,6 +23,7 @@ from netq.io.interrupts import has_broken_step, interruptible, protect, raised_b
 from netq.io.process_end import at_end, not_at_end
 from netq.log import log
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
+from netq.protocol.destination import LentStream
 from netq.protocol.receiver import Item
 from netq.protocol.wire import ANY_LANE, LANES
 from netq.runtime.delivery import Copy, Delivery, gather
@@ -32,7 +33,7 @@ from netq.runtime.peer import Peer
 from netq.runtime.statistics import Statistics
 from netq.security.seal import sealed_id
 from netq.text import describe
-from netq.utils.serializer import Serializer
+from netq.utils.serializer import Loader, Serializer
 from netq.utils.stream import Stream
 
 
@@ -207,8 +208,8 @@ class Communicator:
         """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.
 
         `into` is memory of yours for the large buffers of the message: one writable, contiguous buffer (a numpy array,
-        a bytearray), or a list of them. PickleSerializer copies the message's arrays into it, in order, and they are
-        views of it; BufferSerializer copies the bytes. Raises BufferMismatch, with the message, if they do not fit.
+        a bytearray), or a list of them. PickleSerializer puts the message's arrays there, in order, and they are views
+        of it; BufferSerializer puts the bytes there. Raises BufferMismatch, with the message, if they do not fit.
 
         Raises TimeoutError after `timeout` seconds. Raises Closed when no message is left and none can come, because
         the peers or this communicator are closed. Raises Unreadable (or NotAllowed), with its `peer`, for a message
@@ -221,7 +222,9 @@ class Communicator:
         protect()
         try:
             item = inbox.take_now(peers) if inbox.arrived or inbox.queues else None
-            return self.unpack(item or self._wait(peers, timeout), load)
+            if item is None:
+                item = self._wait(peers, timeout) if load is None else self._wait_into(load, peers, timeout)
+            return self.unpack(item, load)
         except BaseException as error:
             self.check_step(error)
             raise
@@ -232,6 +235,17 @@ class Communicator:
             let_go(self.inbox.lock)
             self.inbox.drop_reservations(Closed(self.id, "a signal handler has raised in the middle of a step"))
             self._baton.end_by(error)
+
+    def _wait_into(self, load: Loader, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
+        """Wait as `_wait` does. A large message that begins meanwhile is received where `load` wants it."""
+        if load.plan is None or self.inbox.waiters:  # which get that message
+            return self._wait(peers, timeout)
+        destination, item = self._endpoint.lend(load.plan, peers), None
+        try:
+            item = self._wait(peers, timeout)
+        finally:
+            self._endpoint.recall(destination, None if item is None else item[1])
+        return item
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: by polling, if no other thread waits, or as a waiter."""
@@ -295,8 +309,7 @@ class Communicator:
             if interruption is None and isinstance(error, KeyboardInterrupt):
                 interruption = error  # Python's own handler has no frame
             if interruption is not None:
-                if isinstance(item[1], Stream):
-                    item[1].seek(0)
+                _restore(item[1])
                 self.inbox.put_back(item)
                 _raise(interruption)
             if not isinstance(error, Exception):
@@ -306,8 +319,7 @@ class Communicator:
                 error.add_note(f"in a message from {item[0]}")
                 raise
             if isinstance(error, BufferMismatch) and load is not None:
-                if isinstance(item[1], Stream):
-                    item[1].seek(0)
+                _restore(item[1])
                 error.peer = item[0]
                 error.message = self.unpack(item)
                 error.add_note(f"a message from {item[0]}, which the `message` of this error is")
@@ -419,6 +431,14 @@ class Communicator:
 def _loaded(load: Callable[[Any], Any], data: Stream | bytes) -> Any:
     # Only this part of `unpack` may be interrupted: an exception before its `try`, or after it, would lose the message.
     return load(data)
+
+
+def _restore(data: Stream | bytes) -> None:
+    """Make a message as it was before it was read, in memory of its own."""
+    if isinstance(data, LentStream):
+        data.copy_out()
+    if isinstance(data, Stream):
+        data.seek(0)
 
 
 @interruptible

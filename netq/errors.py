@@ -119,7 +119,7 @@ class MessageTooLarge(NetqError, ValueError):
 
 
 class BufferMismatch(NetqError, ValueError):
-    """The buffers of `get(into=…)` do not fit the message. None of them was written to, and nothing is lost.
+    """The buffers of `get(into=…)` do not fit the message. Nothing is lost, and no byte of it was put there.
 
     `message` is the message of `peer`, a netq.Message, loaded in memory of its own. A serialiser's `load_into` raises
     this error; `get` sets both attributes.

@@ -28,6 +28,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.options"],
     ["netq.security", "netq.security.identity"],
     ["netq.protocol"],
+    ["netq.protocol.destination"],
     ["netq.protocol.flow_control", "netq.protocol.wire", "netq.protocol._codec"],  # _codec: in C
     ["netq.protocol.memory", "netq.protocol.codec"],
     ["netq.protocol.sender", "netq.protocol.receiver"],

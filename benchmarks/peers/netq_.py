@@ -1,6 +1,6 @@
 """netq itself: `put`, and `get`, over the transport that the variant names.
 
-"into" is TCP with `get(into=…)`: each message is copied into one array of this side.
+"into" is TCP with `get(into=…)`: each message is received into one array of this side.
 "tls" is TCP under the TLS of pyOpenSSL, "tls-of-python" under that of the standard library, "sealed" is TCP with seals.
 
 README.md: the data is not copied, and the future is done when the peer holds the message. `put` never waits, so this

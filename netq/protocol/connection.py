@@ -30,6 +30,7 @@ from netq.buffers import Buffer
 from netq.errors import ProtocolError, strip_tracebacks
 from netq.options import ConnectionOptions
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
+from netq.protocol.receiver import Receiver
 from netq.protocol.sender import SMALL, Part
 from netq.protocol.session import Session
 from netq.protocol.wire import (
@@ -281,6 +282,26 @@ class Connection:
         """Bytes received of the frame of a message that is being received. In the loop of the link."""
         frame, got = self._reader.incomplete or (None, 0)
         return got if frame is not None and frame.kind is Kind.MSG else 0
+
+    def move_out(self, receiver: Receiver) -> list[Event]:
+        """Receive the rest of a message elsewhere than in the memory that a user has lent; return the events.
+
+        What has arrived counts as a frame. Without memory for it the link is lost, and the message begins again.
+        """
+        events: list[Event] = []
+        frame, got = self._reader.incomplete or (None, 0)
+        try:
+            if frame is None or frame.kind is not Kind.MSG or frame.lane != receiver.lane:
+                receiver.move_out()
+            else:
+                receiver.interrupted(got)
+                receiver.move_out()
+                self._reader.place_rest()
+        except MemoryError as error:
+            self._reader.reset()
+            self._lose(error, events)
+            receiver.evict()
+        return events
 
     def detach(self) -> None:
         """The link is gone: pass what was received of a message to the session."""

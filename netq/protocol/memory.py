@@ -20,6 +20,7 @@ import functools
 import itertools
 
 from netq.buffers import aligned
+from netq.protocol.destination import Destination
 from netq.protocol.flow_control import Budget
 
 KEEP = 256 * 1024 * 1024  # bytes of idle blocks, at most, besides one block that is larger than that
@@ -32,6 +33,7 @@ class Memory:
 
     def __init__(self, keep: int = KEEP, budget: Budget | None = None) -> None:
         self.budget = budget or Budget(2**62)  # observed by the callers of `take`, not by Memory
+        self.destination: Destination | None = None  # lent by a user, for the next large message
         self._keep = keep
         self._classes: dict[int, _Class] = {}  # by size; grows only
         self._giant: _Block | None = None  # larger than `keep`, and idle: the one used last

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from netq.errors import ProtocolError
+from netq.protocol.destination import Destination
 from netq.protocol.flow_control import CREDIT, PART, Claim
 from netq.protocol.memory import Memory
 from netq.protocol.wire import OVERHEAD, POSITIONS, Cursor, Frame
@@ -70,6 +71,7 @@ class Receiver:
         self.partial = 0  # bytes of it received: `partial` of the Cursor
         self.parts: list[memoryview] = []  # memory of its bytes; one view if merged
         self._filled = 0  # bytes received into the last part
+        self.direct: Destination | None = None  # where a user has lent memory for it
         # What the user has taken.
         self.taken_room = 0  # positions: used by all messages taken so far; the *mark* of the last one (see `item`)
         self.cancelled = 0  # positions: used by all messages cancelled so far, wherever they lie
@@ -137,10 +139,11 @@ class Receiver:
         """Ask the loop to call `Session.release_room`. In any thread."""
         self._request_release(self)
 
-    def place(self, frame: Frame) -> memoryview:
-        """Return the memory for the body of a MSG.
+    def place(self, frame: Frame, destination: Destination | None = None) -> memoryview:
+        """Return the memory for the body of a MSG, or for the begin of it.
 
-        Raises ProtocolError unless the MSG continues the lane exactly, within the window.
+        A message that begins is received into the `destination`, if it fits. Raises ProtocolError unless the MSG
+        continues the lane exactly, within the window.
         """
         if frame.number != self.held + 1 or self.partial + frame.length > frame.value:
             raise ProtocolError(
@@ -153,6 +156,8 @@ class Receiver:
             raise ProtocolError(f"lane {self.lane}: message {frame.number} goes beyond the window")
         # The first bytes of a message claim room for all of it, so that each message that has begun can be completed.
         begins, self.size = not self.parts, frame.value
+        if begins:
+            self.direct = destination
         body = self._room(frame.length)
         if begins and (self.start + self.size > self.limit or self._credit + self._lent < self._window):
             self._claim_rest()
@@ -166,12 +171,23 @@ class Receiver:
             return None
         parts = self.parts
         self._finish_message(self.size)
+        if self.direct is not None:
+            direct, self.direct = self.direct, None
+            return direct.whole(parts)
         return Stream.of(parts[0]) if len(parts) == 1 else Stream(parts)
 
     def interrupted(self, length: int) -> None:
         """Keep the first `length` bytes of a body whose link was lost: the peer continues behind them."""
         self.partial += length
         self._filled += length
+
+    def move_out(self) -> None:
+        """Move the part of the message that is here out of the memory that a user has lent. Raises MemoryError."""
+        if self.parts:
+            part = self._memory.take(self.size)
+            Stream.of(*self.parts).readinto(part[: self.partial])
+            self.parts, self._filled = [part], self.partial
+        self.direct = None
 
     def dropped(self, frame: Frame) -> None:
         """Discard a cancelled message. It counts as received, and as taken."""
@@ -223,7 +239,7 @@ class Receiver:
             self.limit = max(self._freed_room + self._credit, self.start + self.partial)
             self._recharge()
         if self.parts:
-            self._memory.budget.add_evictable(self, self._evict)
+            self._memory.budget.add_evictable(self, self.evict)
 
     def resume(self) -> None:
         """There is a link again: grant what a message that has begun needs, and the window, as before."""
@@ -242,7 +258,9 @@ class Receiver:
         self._recharge()
 
     def _room(self, length: int) -> memoryview:
-        """Return memory for the next bytes: behind the last ones, or in a new part."""
+        """Return memory for the next bytes: behind the last ones, or in a new part. For fewer where a user's ends."""
+        if self.direct is not None and self._has_piece(self.direct):
+            return self.parts[-1][self._filled : self._filled + length]
         if not self.parts or self._filled + length > len(self.parts[-1]):
             least = self.size if self._merge else min(PART, self.size - self.partial)
             part = self._memory.take(max(length, least))
@@ -251,6 +269,17 @@ class Receiver:
             self.parts.append(part)
             self._filled = 0
         return self.parts[-1][self._filled : self._filled + length]
+
+    def _has_piece(self, direct: Destination) -> bool:
+        """Return whether the next bytes have a place in the user's memory, in the last part or in a new one."""
+        if not self.parts or self._filled == len(self.parts[-1]):
+            piece = next(direct.pieces, None)
+            if piece is None:
+                self.move_out()
+                return False
+            self.parts.append(piece)
+            self._filled = 0
+        return True
 
     def _finish_message(self, size: int) -> None:
         if self._claim is not None:
@@ -317,8 +346,8 @@ class Receiver:
         lent, self._lent = self._lent, 0
         self._memory.budget.give_back(lent)
 
-    def _evict(self) -> None:
-        """Discard a message that has begun, because another peer needs the room: its sender will begin it again."""
+    def evict(self) -> None:
+        """Discard a message that has begun, because there is no room for it: its sender will begin it again."""
         self.partial = self.size = 0
         self.parts = []
         if not self._unlimited:

@@ -317,9 +317,15 @@ class Session:
         return codec.take(self, data, low, high)
 
     def place(self, frame: Frame) -> memoryview:
-        """Return the memory for the body of a MSG. Raises ProtocolError."""
+        """Return the memory for the body of a MSG, or for the begin of it. Raises ProtocolError."""
         receiver = self.receivers.get(frame.lane) or self._receiver(frame.lane)
-        body = receiver.place(frame)
+        destination = self._memory.destination
+        if destination is not None and not receiver.parts and destination.suits(self.peer, frame.value):
+            self._memory.destination = None
+            destination.begin(self.peer, frame.value)
+            body = receiver.place(frame, destination)
+        else:
+            body = receiver.place(frame)
         if receiver.start + receiver.size > receiver.announced and receiver.grant_due:
             self.owed[frame.lane] = receiver
         return body

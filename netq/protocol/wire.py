@@ -189,7 +189,7 @@ class Reader:
     Receive the next bytes into `buffer()`, and those behind them into `ahead()`; then call `advance(n)` with their
     number. At each header the reader calls `place`, which checks the frame and returns memory for its body, of exactly
     its length. The rest of the body is then received directly into that memory. `place` raises ProtocolError for an
-    illegal frame.
+    illegal frame. Memory that is shorter cuts the frame in two: when it is full, `place` gets the rest as a frame.
 
     Before that, `take(data, low, high)` may process whole frames that lie in `data[low:high]` (the short path). It
     returns where the first frame begins that it leaves. The attribute may be replaced at any time.
@@ -203,6 +203,7 @@ class Reader:
         self.frame: Frame | None = None  # the frame whose body is being received
         self._body = _NOTHING
         self._got = 0  # bytes of that body
+        self._rest = 0  # bytes behind that body for which `place` is called again
 
     @property
     def incomplete(self) -> tuple[Frame, int] | None:
@@ -216,8 +217,14 @@ class Reader:
 
     def reset(self) -> None:
         """Discard what was received, and release the memory of an incomplete body."""
-        self._low = self._high = self._got = 0
+        self._low = self._high = self._got = self._rest = 0
         self.frame, self._body = None, _NOTHING
+
+    def place_rest(self) -> None:
+        """Call `place` again for what has not come of the incomplete body: what has come is a frame of its own."""
+        assert self.frame is not None
+        frame = self.frame._replace(length=self.frame.length - self._got)
+        self.frame, self._body, self._got = frame, self._place(frame), 0
 
     def trim(self) -> None:
         """Free the memory of a peer that was busy, if all received bytes have been processed."""
@@ -243,6 +250,7 @@ class Reader:
         Process each frame before you ask for the next. The body of a MSG lies in the memory that `place` returned; the
         frame has no reference to it, because that would slow small messages down.
         """
+        rest = 0
         if self.frame is None:
             self._high += n
         else:
@@ -250,21 +258,25 @@ class Reader:
             if self._got < self.frame.length:
                 return
             self._high = self._got - self.frame.length  # in `ahead()`
-            frame, body = self.frame, self._body
-            self.frame, self._body = None, _NOTHING
+            frame, body, rest = self.frame, self._body, self._rest
+            self.frame, self._body, self._rest = None, _NOTHING, 0
             yield frame._replace(body=body) if frame.kind in _CONTROL else frame
-        while self._high - self._low >= HEADER_SIZE:
-            self._low = self.take(self._scratch, self._low, self._high)
-            if self._high - self._low < HEADER_SIZE:
-                break
-            frame = self._header()
+        while rest or self._high - self._low >= HEADER_SIZE:
+            if rest:
+                frame, start = frame._replace(length=rest), self._low
+            else:
+                self._low = self.take(self._scratch, self._low, self._high)
+                if self._high - self._low < HEADER_SIZE:
+                    break
+                frame, start = self._header(), self._low + HEADER_SIZE
             # The begin of the body is in the scratch already and is copied; the rest is received where it belongs.
             body = self._place(frame)
-            start = self._low + HEADER_SIZE
+            if rest := frame.length - len(body):
+                frame = frame._replace(length=len(body))
             stop = self._low = min(start + frame.length, self._high)
             body[: stop - start] = self._scratch[start:stop]
             if stop - start < frame.length:
-                self.frame, self._body, self._got = frame, body, stop - start
+                self.frame, self._body, self._got, self._rest = frame, body, stop - start, rest
                 break
             yield frame._replace(body=body) if frame.kind in _CONTROL else frame
         scratch = self._scratch

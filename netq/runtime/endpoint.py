@@ -14,11 +14,11 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from netq.errors import Closed, strip_tracebacks
 from netq.io.baton import StepBroken
-from netq.io.condition import Condition
+from netq.io.condition import LONGEST, Condition
 from netq.io.loop import Loop
 from netq.io.process_end import not_at_end
 from netq.io.timers import Timer
@@ -26,6 +26,7 @@ from netq.log import log
 from netq.log import thread as log_thread
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
 from netq.protocol.connection import Connection
+from netq.protocol.destination import Destination
 from netq.protocol.events import Event, Hello, Lost
 from netq.protocol.flow_control import CREDIT, Budget
 from netq.protocol.memory import KEEP, Memory
@@ -45,6 +46,7 @@ from netq.security.revocation import RevocationList
 from netq.security.seal import NewConnection, sealed_connections
 from netq.text import printable
 from netq.utils.secret import is_same_secret, new_token
+from netq.utils.stream import Stream
 
 _LOG_TIME = 1.0  # seconds for which `close` waits for the log's handlers, which are the user's
 _QUIET = 60.0  # seconds for which the log stays quiet about a host after one of its clients is admitted
@@ -247,6 +249,35 @@ class Endpoint:
                 peer = self.peers.get(id) if self.is_server else self.only
                 if peer is not None and peer.session.waits:
                     peer.loop.call(peer.session.advance)
+
+    def lend(self, plan: Callable[[int], Iterator[memoryview]], peers: tuple[uuid.UUID, ...]) -> Destination:
+        """Receive the first large message of these peers that begins from now on where `plan` says, see Destination.
+
+        If several threads lend memory, that of the first is used: it gets the message.
+        """
+        memory, destination = self._memories[self.home], Destination(plan, peers)
+        memory.destination = memory.destination or destination
+        return destination
+
+    def recall(self, destination: Destination, taken: Stream | bytes | None) -> None:
+        """Receive nothing more into a destination, and move out what is there, unless it is the message `taken`."""
+        recall = functools.partial(self._recall, destination)
+        while destination.stream is None and not self.home.baton.try_hold(recall, LONGEST):
+            pass
+        if (stream := destination.stream) is not None:
+            if stream is taken:
+                stream.accept()
+            else:
+                stream.copy_out()
+
+    def _recall(self, destination: Destination) -> None:
+        memory = self._memories[self.home]
+        if memory.destination is destination:
+            memory.destination = None
+        peer = self.peers.get(destination.peer) if self.is_server else self.only
+        for receiver in [] if peer is None else [*peer.session.receivers.values()]:
+            if receiver.direct is destination and peer is not None:
+                peer.move_out(receiver)
 
     def _finish_closing(self) -> None:
         self._close_inbox(self._closed())

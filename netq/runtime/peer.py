@@ -222,6 +222,17 @@ class Peer:
         if self.session.release_room(receiver):
             self._flush_soon()
 
+    def move_out(self, receiver: Receiver) -> None:
+        """Receive the rest of a message elsewhere than in the memory that a user has lent. With the baton."""
+        if (link := self.link) is not None:
+            if events := link.connection.move_out(receiver):
+                self.loop.call(self.handle, link, events)
+            return
+        try:
+            receiver.move_out()
+        except MemoryError:
+            receiver.evict()
+
     def finish(self, timeout: float | None) -> None:
         """Close the session in good order: flush, FIN, end. Harmless if that has begun. `timeout` is for the log."""
         if self._finishing:

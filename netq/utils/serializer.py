@@ -2,7 +2,7 @@
 
 netq/core.py and netq/exchange/uplink.py make a Serializer of the options. The functions may be methods of two objects,
 or plain functions. If `dump` is a method of a PickleSerializer, its `pack` is used, too. If `load` is a method, the
-`load_into` and `loads_bytes` of its class are used, if it has them (netq/utils/stream.py).
+`load_into`, `plan_into` and `loads_bytes` of its class are used, if it has them (netq/utils/stream.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Serializer:
         """Do as `pack`, but always return a Stream."""
         return _stream_of(self._dump(data), self._dump)
 
-    def loader(self, into: Any) -> Callable[[bytes | Stream], Any]:
+    def loader(self, into: Any) -> Loader:
         """Return a function that does what `load` does, but puts the large buffers of the message `into` these.
 
         Raises TypeError for a serialiser that has no `load_into` and for what is no buffer; ValueError for a buffer
@@ -53,8 +53,23 @@ class Serializer:
                 f"{getattr(self._load, '__qualname__', repr(self._load))}; expected the `load` of a PickleSerializer, "
                 "of a BufferSerializer, or of a class of yours that has a `load_into`, too"
             )
-        buffers = destinations(into)
-        return lambda message: load_into(_stream(message), buffers)
+        return Loader(load_into, destinations(into))
+
+
+class Loader:
+    """Loads a message into buffers of the user.
+
+    plan: takes the size of a message; yields where its bytes belong. None: they are copied.
+    """
+
+    def __init__(self, load_into: Callable[..., Any], buffers: list[memoryview]) -> None:
+        self._load_into, self._buffers = load_into, buffers
+        plan_into = _beside(load_into, "plan_into")
+        self.plan = None if plan_into is None else functools.partial(plan_into, buffers=buffers)
+
+    def __call__(self, message: bytes | Stream) -> Any:
+        """Return the object of a message."""
+        return self._load_into(_stream(message), self._buffers)
 
 
 def _beside(method: Callable[..., Any], name: str) -> Any:

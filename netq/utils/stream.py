@@ -10,6 +10,7 @@ The layout of a pickled message is in docs/reference/protocol.md, "Pickled messa
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
 import pickle
@@ -34,6 +35,7 @@ _COPIED = 68 * 1024  # bytes, a small message and more: a pickle of this size or
 _SMALL = 4096  # bytes: a Pickler that has written more has a large memo, and is not kept
 _MANY = 1024  # buffers: as many as one call of the system sends; of more, the small ones are joined
 _JOINED = 1024  # bytes of a small one: its Python objects have as many
+_DENSE = 16 * 1024  # bytes of a message for each buffer: to receive fewer by themselves takes longer than a copy
 _SHOWN = 8  # sizes of buffers in an error's text: a peer decides how many there are
 _LINE = 4096  # bytes that `readline` reads at once
 
@@ -186,6 +188,11 @@ class BufferSerializer(BytesSerializer):
             given = f"{len(buffers)} buffers" if len(buffers) != 1 else f"one buffer of {buffers[0].nbytes} bytes"
             raise BufferMismatch(f"into has {given}; expected one buffer of {stream.nbytes} bytes or more")
         return buffers[0][: stream.readinto(buffers[0])]
+
+    def plan_into(self, nbytes: int, buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+        """Yield where the bytes of a message belong: see PickleSerializer."""
+        if len(buffers) == 1 and buffers[0].nbytes >= nbytes:
+            yield buffers[0][:nbytes]
 
 
 class StreamSerializer:
@@ -340,6 +347,32 @@ class PickleSerializer:
             raise
         except Exception as error:
             raise _unreadable(len(stream), error) from error
+
+    def plan_into(self, nbytes: int, buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+        """Yield where the bytes of a message belong, piece by piece, so that `load_into` has nothing to copy.
+
+        Each piece is full when the next is asked for. Ends early if the message does not fit, or if a copy is as good.
+        """
+        if nbytes < _DENSE * len(buffers) or _overlap(buffers):
+            return
+        head = aligned(_HEAD_SIZE + _SIZE.size * len(buffers))
+        yield head
+        size, count = _unpack_head(head)
+        sizes, at = [nbytes for (nbytes,) in _SIZE.iter_unpack(head[_HEAD_SIZE:])], len(head) + size
+        if count != len(buffers) or sizes != [buffer.nbytes for buffer in buffers]:
+            return
+        pieces = list[memoryview]()
+        for buffer in buffers:
+            pieces += (memoryview(bytearray(-at % ALIGNMENT)), buffer)
+            at += -at % ALIGNMENT + buffer.nbytes
+        if at == nbytes:
+            yield from filter(len, (aligned(size), *pieces))
+
+
+def _overlap(buffers: Sequence[memoryview]) -> bool:
+    """Return whether some bytes are in two of the buffers."""
+    starts = [(ctypes.addressof(ctypes.c_char.from_buffer(each)), each.nbytes) for each in buffers if each.nbytes]
+    return any(start + nbytes > after for (start, nbytes), (after, _) in itertools.pairwise(sorted(starts)))
 
 
 def _expect_fit(sizes: Sequence[int], buffers: Sequence[memoryview]) -> None:
