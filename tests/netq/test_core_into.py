@@ -242,6 +242,35 @@ def test_end_of_the_session_lets_the_array_alone(monkeypatch: pytest.MonkeyPatch
             communicators.abort(client)
 
 
+def test_whole_message_behind_another_is_moved_out(
+    communicators: Communicators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = communicators.pair()
+    sent, into = _sent(), np.zeros(_SIZE // 4, np.int32)
+
+    def put() -> None:
+        client.put("first")
+        client.put(sent).result(LIMIT)
+
+    _when_lent(monkeypatch, server, put)
+    with pytest.raises(BufferMismatch) as raised:
+        server.get(timeout=LIMIT, into=into)
+    assert raised.value.message.data == "first"
+    assert np.array_equal(into, sent)
+    into[:] = 0
+    assert np.array_equal(server.get(timeout=LIMIT).data, sent)
+
+
+def test_message_that_begins_after_get_has_memory_of_its_own(communicators: Communicators) -> None:
+    server, client = communicators.pair()
+    sent, into = _sent(), np.zeros(_SIZE // 4, np.int32)
+    with pytest.raises(TimeoutError):
+        server.get(timeout=0, into=into)
+    client.put(sent).result(LIMIT)
+    assert np.array_equal(server.get(timeout=LIMIT).data, sent)
+    assert not into.any()
+
+
 def test_message_that_another_thread_takes_is_a_copy(
     communicators: Communicators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
