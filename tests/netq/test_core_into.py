@@ -126,7 +126,13 @@ def _sent() -> Any:
 
 @pytest.fixture(
     scope="session",
-    params=["loopback", "tcp", "tcp+tls", "shm", *(pytest.param(k, marks=pytest.mark.slow) for k in ("mqtt", "grpc"))],
+    params=[
+        "loopback",
+        "tcp",
+        "tcp+tls",
+        "shm",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("mqtt", "grpc", "tcp+seal")),
+    ],
 )
 def new(request: pytest.FixtureRequest) -> New:
     return MAKERS[request.param](request)
