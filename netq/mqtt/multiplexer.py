@@ -56,7 +56,10 @@ class MultiplexerListener(Protocol):
 
 
 class Multiplexer:
-    """The connection to the broker and the channels of one communicator, by their incoming topic."""
+    """The connection to the broker and the channels of one communicator, by their incoming topic.
+
+    It has more attributes than others: all channels share one connection, its times, and its packets on their way.
+    """
 
     def __init__(self, listener: LinkListener, loop: Loop, transport: MultiplexerListener, *, is_server: bool) -> None:
         check_put_merge(listener.options, "MQTT")

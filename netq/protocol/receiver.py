@@ -43,6 +43,8 @@ class Receiver:
 
     The user's thread that takes a message sets `taken_room`, and may call `release_due` and `request_release`, one
     thread at a time. All else belongs to the owner of the session.
+
+    It has more attributes than others: the limit depends on all that was received, taken, lent and claimed.
     """
 
     def __init__(
