@@ -27,6 +27,9 @@ def aligned(size: int) -> memoryview:
     return memoryview(block)[start : start + size]
 
 
+NOTHING = memoryview(b"")
+
+
 def bytes_of(view: memoryview) -> memoryview:
     """Return a view of the same memory as single bytes. Raises BufferError if it is not contiguous."""
     return view if view.format == "B" and view.ndim == 1 and view.c_contiguous else pickle.PickleBuffer(view).raw()

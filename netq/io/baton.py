@@ -564,6 +564,7 @@ class Baton:
         self.phase = _PARKED if parked else _POLLING
         if not parked:
             self.resumed = False
+            self.rest = TICK
 
     def choose_rest(self) -> int:
         """Decide how long the parked thread rests next; return how often users have polled since the last call."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from netq.buffers import Buffer
+from netq.buffers import NOTHING, Buffer
 from netq.errors import ProtocolError, SecurityError
 from netq.io.interrupts import NO_SIGPIPE
 from netq.io.loop import Loop
@@ -23,7 +23,6 @@ from netq.security.engine import OVERHEAD, RECORD
 from netq.security.identity import Protection
 from netq.security.tls import Tls
 
-NOTHING = memoryview(b"")
 PIECE = 128 * 1024  # bytes of one receive: they stay in the core's cache from the system's copy to ours
 _VECTOR = 512  # buffers in one sendmsg; Linux takes 1024 (IOV_MAX)
 # Bytes read at once for the TLS layer. Some whole records are efficient; the largest record that a peer may send, with

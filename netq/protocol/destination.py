@@ -25,7 +25,7 @@ class LentStream(Stream):
 
     def __init__(self, parts: list[memoryview]) -> None:
         # `buffers` is not set, so the first reader comes to `__getattr__`. It may be a thread that has taken this
-        # message while the user takes the memory back, or a signal handler on top of that: a lock that it can have.
+        # message while the user takes the memory back, or a signal handler on top of that: the lock is reentrant.
         self.nbytes, self._stops, self._position = sum(map(len, parts)), None, 0
         self._lent, self._lock = parts, threading.RLock()
 
@@ -41,7 +41,7 @@ class LentStream(Stream):
             self.buffers = self._lent
 
     def copy_out(self) -> None:
-        """Copy the message into memory of its own. Harmless afterwards."""
+        """Copy the message into memory of its own. Harmless if it is repeated."""
         with self._lock:
             if self._lent:
                 own = aligned(self.nbytes)

@@ -326,6 +326,7 @@ class Session:
             body = receiver.place(frame, destination)
         else:
             body = receiver.place(frame)
+        # A message that the announced limit covers needs no ACK before it is whole.
         if receiver.start + receiver.size > receiver.announced and receiver.grant_due:
             self.owed[frame.lane] = receiver
         return body

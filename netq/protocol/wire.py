@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from netq.buffers import NOTHING
 from netq.errors import ProtocolError
 
 VERSION = 1
@@ -33,7 +34,6 @@ _GREETING = struct.Struct("<4sHH16s16sQQII")  # magic, version, cursors, id, tok
 _CURSOR = struct.Struct("<HHIQQQ")  # lane, 0, 0, held, partial, limit
 _MIN_SCRATCH, _MAX_SCRATCH = 1024, 128 * 1024  # bytes received at once: little for idle peers, as there may be many
 
-_NOTHING = memoryview(b"")
 
 HEADER_SIZE = _HEADER.size
 VERSION_SIZE = 8  # bytes at the start of an INI that are the same in every version of the protocol
@@ -201,7 +201,7 @@ class Reader:
         self._scratch = memoryview(bytearray(_MIN_SCRATCH))
         self._low = self._high = 0  # scratch[low:high] is received and not parsed yet
         self.frame: Frame | None = None  # the frame whose body is being received
-        self._body = _NOTHING
+        self._body = NOTHING
         self._got = 0  # bytes of that body
         self._rest = 0  # bytes behind that body for which `place` is called again
 
@@ -218,7 +218,7 @@ class Reader:
     def reset(self) -> None:
         """Discard what was received, and release the memory of an incomplete body."""
         self._low = self._high = self._got = self._rest = 0
-        self.frame, self._body = None, _NOTHING
+        self.frame, self._body = None, NOTHING
 
     def place_rest(self) -> None:
         """Call `place` again for what has not come of the incomplete body: what has come is a frame of its own."""
@@ -240,7 +240,7 @@ class Reader:
     def ahead(self) -> memoryview:
         """Return memory for what follows once `buffer()` is full: the begin of the next frame comes with a body."""
         if self.frame is None:
-            return _NOTHING
+            return NOTHING
         # Behind a large body probably comes another one, which is received where it belongs.
         return self._scratch if self.frame.value <= _MAX_SCRATCH else self._scratch[:_MIN_SCRATCH]
 
@@ -259,7 +259,7 @@ class Reader:
                 return
             self._high = self._got - self.frame.length  # in `ahead()`
             frame, body, rest = self.frame, self._body, self._rest
-            self.frame, self._body, self._rest = None, _NOTHING, 0
+            self.frame, self._body, self._rest = None, NOTHING, 0
             yield frame._replace(body=body) if frame.kind in _CONTROL else frame
         while rest or self._high - self._low >= HEADER_SIZE:
             if rest:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from netq.buffers import Buffer
+from netq.buffers import NOTHING, Buffer
 from netq.errors import SecurityError
 from netq.options import ConnectionOptions
 from netq.protocol.connection import Connection
@@ -29,7 +29,6 @@ from netq.security.units import Received, UnitReader
 from netq.text import printable
 
 REASON = 256  # bytes of text in an ALERT
-_NOTHING = memoryview(b"")
 _PADDING = 32  # bytes of text, at least: a side that does not seal reads 24 bytes before it looks at them
 _CIPHERS = {Cipher.AES_256_GCM: "AES_256_GCM", Cipher.CHACHA20_POLY1305: "CHACHA20_POLY1305"}
 
@@ -59,7 +58,7 @@ class SealedConnection(Connection):
         self._is_client = sealing.is_client
         self._handshake: Handshake | None = Handshake(sealing.credentials, is_client=sealing.is_client)
         self._units = UnitReader({self._handshake.expected: self._handshake.limit, Unit.ALERT: REASON})
-        self.buffer, self.ahead = self._units.buffer, lambda: _NOTHING
+        self.buffer, self.ahead = self._units.buffer, lambda: NOTHING
         self._records = {Unit.DATA: RECORD + TAG}  # what the peer may send after it
         if sealing.is_client:
             self._records[Unit.SHARED] = OPENING + TAG

@@ -14,11 +14,11 @@ import contextlib
 import socket
 from collections.abc import Iterator, Sequence
 
+from netq.buffers import NOTHING
 from netq.errors import ProtocolError
 from netq.io.loop import Loop
 from netq.io.poller import Ready
 from netq.io.selector import READ, WRITE
-from netq.io.sockets import NOTHING
 from netq.shm.control import MAX_PACKET, REFUSED, WAKE_PACKET, ControlSocket, RingPair
 from netq.shm.ring import RingError
 from netq.text import printable

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from netq.buffers import NOTHING
 from netq.io.baton import TICK
 from netq.io.loop import Loop
-from netq.io.sockets import NOTHING, PlainSocket, tune
+from netq.io.sockets import PlainSocket, tune
 from netq.options import CommunicatorOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.connection import Connection
