@@ -11,7 +11,9 @@ never waits. A peer that breaks the rules ends its link, and nothing else.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 
 from netq.buffers import NOTHING
@@ -24,6 +26,10 @@ from netq.shm.ring import RingError
 from netq.text import printable
 
 PIECE = 128 * 1024  # bytes copied at once, at most: the peer works on a piece while this side copies the next one
+# Seconds for which this side waits, within a large message, for the piece that the peer works on; 0 with one core. To
+# return to the loop and come back would take as long. Only behind a large piece: tiny ones would make one call long.
+_PATIENCE = 50e-6 if (os.cpu_count() or 1) > 1 else 0.0
+_LARGE = PIECE // 2
 
 
 class RingStream:
@@ -56,11 +62,12 @@ class RingStream:
         """Move bytes out of the ring until it is empty or the buffer is full; what is behind them, into `ahead`."""
         if self._error is not None:
             raise self._error
-        reader, size, count = self._reader, len(buffer), 0
+        reader, size, count, last = self._reader, len(buffer), 0, 0
         # The order matters: the bytes that a peer has written before it hung up are in the ring when that is known.
         self.more = hung_up = self._hung_up
-        while reader.available():
-            count += reader.read_into(buffer[count : count + PIECE] if count < size else ahead[count - size :])
+        while reader.available() or (last >= _LARGE and PIECE < size > count and self._comes()):
+            last = reader.read_into(buffer[count : count + PIECE] if count < size else ahead[count - size :])
+            count += last
             if reader.claim_wakeup():
                 self._control.wake_peer()
             if count == size + len(ahead):
@@ -75,9 +82,8 @@ class RingStream:
         writer, count = self._writer, 0
         for piece in _pieces(buffers, self._piece):
             size = sum(map(len, piece))
-            while writer.free() < size:
-                if not self._has_room():
-                    return count
+            if writer.free() < size and not self._gets_room(size):
+                return count
             writer.write(piece)
             count += size
             if writer.claim_wakeup():
@@ -189,6 +195,22 @@ class RingStream:
     def _room_came(self) -> bool:
         # As a socket that is watched for WRITE: also if `push` has found the room already.
         return bool(self._interest & WRITE) and self._writer.has_room()
+
+    def _comes(self) -> bool:
+        """Return whether the peer writes a piece in a moment."""
+        until = time.perf_counter() + _PATIENCE
+        while not self._reader.has_data():
+            if time.perf_counter() >= until:
+                return False
+        return self._reader.available() > 0
+
+    def _gets_room(self, size: int) -> bool:
+        """Return whether the peer reads a piece in a moment; otherwise have it send WAKE."""
+        until = time.perf_counter() + (_PATIENCE if size >= _LARGE else 0.0)
+        while self._writer.free() < size:
+            if time.perf_counter() >= until and not self._has_room():
+                return False
+        return True
 
     def _has_room(self) -> bool:
         """Return whether half of the ring is free; otherwise have the peer send WAKE then."""

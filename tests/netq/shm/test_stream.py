@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +123,25 @@ def test_large_buffer_is_published_in_pieces(ends: Ends, monkeypatch: pytest.Mon
     assert len(heads) == 4
     assert heads == sorted(set(heads))
     assert heads[0] <= PIECE
+
+
+def test_each_side_waits_for_the_next_piece_of_a_large_body(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netq.shm.stream._PATIENCE", LIMIT)
+    data = random.Random(1).randbytes(16 * PIECE)
+    ends.near.send([memoryview(data)[:PIECE]])  # so that there is something to receive
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(ends.hear, len(data))
+        assert ends.near.send([memoryview(data)[PIECE:]]) == len(data) - PIECE
+        assert received.result() == data
+
+
+def test_neither_side_waits_behind_tiny_pieces(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netq.shm.stream._PATIENCE", math.inf)
+    ends.near.send([memoryview(b"tiny")])
+    assert ends.hear(2 * PIECE) == b"tiny"
+    small = Ends(MIN_RING)  # no piece of a small ring is large
+    assert 0 < small.near.send([memoryview(bytes(MIB))]) < MIN_RING
+    small.close()
 
 
 def test_full_stream_is_woken_once_when_half_is_free(ends: Ends) -> None:
