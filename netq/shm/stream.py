@@ -30,6 +30,7 @@ PIECE = 128 * 1024  # bytes copied at once, at most: the peer works on a piece w
 # return to the loop and come back would take as long. Only behind a large piece: tiny ones would make one call long.
 _PATIENCE = 50e-6 if (os.cpu_count() or 1) > 1 else 0.0
 _LARGE = PIECE // 2
+_READS = 32  # reads in one call, at most: a peer may write tiny pieces as fast as this side reads them
 
 
 class RingStream:
@@ -65,7 +66,9 @@ class RingStream:
         reader, size, count, last = self._reader, len(buffer), 0, 0
         # The order matters: the bytes that a peer has written before it hung up are in the ring when that is known.
         self.more = hung_up = self._hung_up
-        while reader.available() or (last >= _LARGE and PIECE < size > count and self._comes()):
+        for _ in range(_READS):
+            if not (reader.available() or (last >= _LARGE and PIECE < size > count and self._comes())):
+                break
             last = reader.read_into(buffer[count : count + PIECE] if count < size else ahead[count - size :])
             count += last
             if reader.claim_wakeup():

@@ -144,6 +144,22 @@ def test_neither_side_waits_behind_tiny_pieces(ends: Ends, monkeypatch: pytest.M
     small.close()
 
 
+def test_peer_that_writes_as_fast_as_this_side_reads_ends_no_call_late(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = 0
+
+    def write_next() -> bool:
+        nonlocal reads
+        reads += 1
+        return not ends.near._writer.write([b"x"])
+
+    monkeypatch.setattr(ends.far._reader, "claim_wakeup", write_next)
+    ends.near.send([memoryview(b"x")])
+    assert len(ends.hear()) == reads < 100
+    assert ends.hear(), "what has come meanwhile was not read by the next call"
+
+
 def test_full_stream_is_woken_once_when_half_is_free(ends: Ends) -> None:
     count = ends.near.send([memoryview(bytes(MIB))])
     assert RING_SIZE - HEADER - PIECE < count < RING_SIZE
