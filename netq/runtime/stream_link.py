@@ -186,7 +186,7 @@ class Link:
             buffer, most = connection.buffer(), self._receive_size.size
             try:
                 if len(buffer) <= most:
-                    n = stream.recv_into(buffer, connection.ahead())
+                    n = stream.recv_into(buffer, connection.ahead()[: most - len(buffer)])
                 else:
                     n = stream.recv_into(buffer[:most])
             except BlockingIOError:

@@ -14,6 +14,7 @@ import pytest
 from netq.buffers import NOTHING
 from netq.io.baton import TICK
 from netq.io.loop import Loop
+from netq.io.receive_size import MIN_READ
 from netq.io.sockets import PlainSocket, tune
 from netq.options import CommunicatorOptions
 from netq.protocol.codec import Outgoing
@@ -197,6 +198,25 @@ def test_one_turn_reads_little_of_many_small_frames(flood: Flood) -> None:
         flood.loops[0].turn()
         taken.append(flood.stream.count - before)
     assert 0 < max(taken) < 160 * 1024, taken
+    assert not flood.server.why
+
+
+def test_frames_behind_a_body_count_in_the_size_of_a_read(flood: Flood) -> None:
+    flood.link.connection._reader._scratch = memoryview(bytearray(128 * 1024))  # as that of a busy peer
+    flood.link._receive_size.size = MIN_READ
+    flood.sock.send(Frame(Kind.MSG, length=2, number=1, value=2).header() + b"a")
+    flood.loops[0].turn()
+    asked, recv_into = [], flood.stream.recv_into
+
+    def recv_and_note(buffer: memoryview, ahead: memoryview = NOTHING) -> int:
+        asked.append(len(buffer) + len(ahead))
+        return recv_into(buffer, ahead)
+
+    flood.stream.recv_into = recv_and_note  # type: ignore[method-assign]
+    flood.sock.send(b"b")
+    flood.refill()
+    flood.loops[0].turn()
+    assert asked[0] == MIN_READ
     assert not flood.server.why
 
 
