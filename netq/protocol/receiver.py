@@ -194,7 +194,10 @@ class Receiver:
     def dropped(self, frame: Frame) -> None:
         """Discard a cancelled message. It counts as received, and as taken."""
         if frame.number != self.held + 1 or (self.parts and frame.value != self.size):
-            raise ProtocolError(f"lane {self.lane}: message {frame.number} is cancelled, expected {self.held + 1}")
+            expected = f"{self.held + 1} of {self.size}" if self.parts else f"{self.held + 1}"
+            raise ProtocolError(
+                f"lane {self.lane}: message {frame.number} of {frame.value} bytes is cancelled, expected {expected}"
+            )
         if frame.value >= _SIZES or self.start + frame.value + OVERHEAD >= POSITIONS:  # a DROP needs no bytes to say it
             raise ProtocolError(
                 f"lane {self.lane}: a cancelled message of {frame.value} bytes, behind position {self.start}; "

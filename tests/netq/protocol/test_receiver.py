@@ -165,7 +165,7 @@ def test_drop_of_other_message_is_refused(frame: Frame) -> None:
     one = receiver()
     arrive(one, msg(1, 3, 3))
     arrive(one, msg(2, 10, 50))
-    with pytest.raises(ProtocolError, match="is cancelled, expected 2"):
+    with pytest.raises(ProtocolError, match=rf"{frame.number} of {frame.value} bytes is cancelled, expected 2 of 50"):
         one.dropped(frame)
 
 
