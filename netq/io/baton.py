@@ -15,8 +15,8 @@ al., 2000).
               for long
 
 What a user's thread does with the baton is a step: no exception of a signal handler comes out of it
-(netq/io/interrupts.py). One that does, or a bug of ours, leaves what is `broken`, and ends the loop. A handler that
-runs on top of the baton's holder sees that (`is_held`), and leaves its work to the loop's thread.
+(netq/io/interrupts.py). If one does, or netq has a bug, the exception is kept in `broken`, and the loop ends. A handler
+that runs on top of the baton's holder sees that (`is_held`), and leaves its work to the loop's thread.
 
 A thread that puts may hold locks of the user, as a logging handler does. The collector may run a finalizer on top of
 the baton's holder that wants the same lock, or the baton of another loop. So a thread that puts waits for the baton for
@@ -278,7 +278,10 @@ class Baton:
         self.resume()
 
     def _acquire(self, seconds: float) -> bool:
-        """Take the baton within so many seconds; return whether this has it. The caller lets it go, in two layers."""
+        """Take the baton within so many seconds; return whether this thread has it.
+
+        The caller releases it in a `finally`, and again in an `except`: a handler may raise in the `finally`.
+        """
         self.wanted = True
         # At the end of the process a thread that holds the baton never runs again.
         held = self.lock.acquire(timeout=0.0 if sys.is_finalizing() else seconds)
@@ -516,7 +519,7 @@ class Baton:
         return found, rings
 
     def _spin(self, until: float) -> list[Ring]:
-        """Return the rings that get data until then. If none does, have each peer ring from now on."""
+        """Return the rings that get data until then. If none does, have each peer send wake-ups from now on."""
         rings = self.poller.rings
         while not (ready := [ring for ring in rings if ring.look()]) and time.perf_counter() < until:
             pass

@@ -20,7 +20,7 @@ Ready = Callable[[int], None]
 class Ring(Protocol):
     """A ring in shared memory. While it is awake no descriptor announces its data, so a thread has to look."""
 
-    awake: bool  # the peer does not ring when it writes
+    awake: bool  # the peer sends no wake-up when it writes
 
     def look(self) -> bool:
         """Return whether there is something to do. In any thread, at any time."""
@@ -29,7 +29,7 @@ class Ring(Protocol):
         """Receive, in a user's thread."""
 
     def sleep(self) -> bool:
-        """Ask the peer to ring when it writes; return False if there is data already."""
+        """Have the peer send a wake-up when it writes; return False if there is data already."""
 
     def go_on(self) -> None:
         """Receive in the loop's thread, soon."""

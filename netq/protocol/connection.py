@@ -110,9 +110,7 @@ class Connection:
         self._control: list[bytes] = []  # frames to send before all others: INI, PING, FIN
         self._leaving_sent = False  # PING with LEAVING
         self._fin_sent = False
-        self._ping_to_answer: int | None = (
-            None  # number of the last PING that the peer has sent, until we send its ANSWER
-        )
+        self._ping_to_answer: int | None = None  # number of the peer's last PING, until its ANSWER is sent
         # Times, for the heartbeat and for the silence that ends a link.
         self._probed: float | None = None  # time of a probe, until anything is received
         self._created = self._last_received = self._last_sent = now

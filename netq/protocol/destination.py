@@ -1,4 +1,6 @@
-"""Memory that a user lends while it waits in `get(into=…)`, and the message that lies in it. Pure.
+"""Memory that a user lends while it waits in `get(into=…)`, and the message that lies in it.
+
+No socket, clock or thread. LentStream has a lock, because users' threads read it.
 
 The loop's Memory has the destination meanwhile. The first large message that begins then is received into it, if it
 fits (netq/protocol/receiver.py). Any other message, and the end of the wait, take the memory back:

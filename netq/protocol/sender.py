@@ -62,10 +62,8 @@ class Sender:
         self.sent: deque[Outgoing] = deque()  # a byte has left, and not acknowledged; consecutive numbers
         self.next, self._position = 1, 0  # number and position of the next message that begins
         self.number, self._offset = 1, 0  # the next byte to send: its message, and its offset in it
-        self._reached = (
-            1,
-            0,
-        )  # the furthest byte ever sent: a true cursor may lie there, after a late INI reset `number`
+        # The first byte that was never sent. A late INI moves `number` back, and the peer's cursor may lie beyond it.
+        self._reached = (1, 0)
         self._withdrawn = 0  # how many of the waiting messages are cancelled
         self.waiting_bytes = 0  # of the waiting messages that are not cancelled
 

@@ -4,8 +4,9 @@ A session outlives its connections. Pure: no socket, no clock, no thread; owned 
 return what must be sent. `take_small` receives frames on a short path: small whole messages and ACKs that are exactly
 the next expected. `place`, `received`, `acked` and `dropped` receive all other frames. Whole messages go to `arrived`.
 
-    new ──put──► queued ──frames─► sent ──acked──► gone          a message, seen by its sender
-                   └────cancel────► dropped ──acked──► gone
+    new ──put──► waiting ──frames──► sent ──acked──► gone          a message, seen by its sender
+                    │                  └──cancel──► dropped ──acked──► gone
+                    └──cancel──► gone
 """
 
 from __future__ import annotations
@@ -318,7 +319,7 @@ class Session:
 
     def place(self, frame: Frame) -> memoryview:
         """Return the memory for the body of a MSG, or for the begin of it. Raises ProtocolError."""
-        receiver = self.receivers.get(frame.lane) or self._receiver(frame.lane)
+        receiver = self._receiver(frame.lane)
         destination = self._memory.destination
         if destination is not None and not receiver.parts and destination.suits(self.peer, frame.value):
             self._memory.destination = None

@@ -166,7 +166,8 @@ def _describe_foreign(begin: bytes) -> str:
             "the peer seals what it sends, this side does not; give SealOptions (CommunicatorOptions.seal) to both "
             "sides, or to neither"
         )
-    return f"what comes is no frame of netq, it begins with {begin!r}; is something else at that port?"
+    doubt = "is something else at that port, or does something change bytes on the way?"
+    return f"what comes is no frame of netq, it begins with {begin!r}; {doubt}"
 
 
 def _cursors(body: memoryview | bytes) -> tuple[Cursor, ...]:

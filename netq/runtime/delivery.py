@@ -226,7 +226,7 @@ class Delivery(Outgoing, Future[None]):
         if self._state is _PENDING:
             self._look()
             if not self._wait(timeout):
-                raise TimeoutError
+                raise TimeoutError(f"no acknowledgement within {timeout:g} s")
         if self._exception is not None:
             self._look()
         if self._state is _CANCELLED:

@@ -495,7 +495,6 @@ class Peer:
 
     def _drop(self, link: Link, code: Code, reason: str) -> None:
         link.keep()  # its close takes a while, and the sender of its bytes may want the memory earlier
-        link.connection.detach()
         link.connection.refuse(code, reason)
         link.close()
 

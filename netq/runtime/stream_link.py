@@ -166,7 +166,7 @@ class Link:
                 self._watch(READ)
             elif mask and self.peer is not None and (baton.reply_expected if is_own else not self._scheduled):
                 # The ACK travels with the user's answer, which often follows. Otherwise it leaves when this thread
-                # waits again, or soon. What TLS has to say no connection knows.
+                # waits again, or soon. TLS may have bytes of its own to send, too.
                 if self.connection.owes or self._unsent or self._stream.hides:
                     baton.flush_with_next(self.peer)
                 return
@@ -209,7 +209,7 @@ class Link:
             self._receive_size.record(n, now - before)
             if now - begin > self._receive_size.turn_budget:
                 break
-        # A user's thread leaves what is still in the socket to the selector. Bytes in a TLS layer no selector reports.
+        # A user's thread leaves what is still in the socket to the selector, which does not see bytes in a TLS layer.
         if stream.hides or is_own:
             self._schedule(READ)
 

@@ -67,7 +67,7 @@ class RingStream:
         # The order matters: the bytes that a peer has written before it hung up are in the ring when that is known.
         self.more = hung_up = self._hung_up
         for _ in range(_READS):
-            if not (reader.available() or (last >= _LARGE and PIECE < size > count and self._comes())):
+            if not (reader.available() or (last >= _LARGE and size > PIECE and size > count and self._comes())):
                 break
             last = reader.read_into(buffer[count : count + PIECE] if count < size else ahead[count - size :])
             count += last
@@ -200,7 +200,7 @@ class RingStream:
         return bool(self._interest & WRITE) and self._writer.has_room()
 
     def _comes(self) -> bool:
-        """Return whether the peer writes a piece in a moment."""
+        """Wait a moment for the peer's next piece; return whether it has come."""
         until = time.perf_counter() + _PATIENCE
         while not self._reader.has_data():
             if time.perf_counter() >= until:
@@ -208,7 +208,7 @@ class RingStream:
         return self._reader.available() > 0
 
     def _gets_room(self, size: int) -> bool:
-        """Return whether the peer reads a piece in a moment; otherwise have it send WAKE."""
+        """Wait a moment for room; return whether it has come. Otherwise have the peer send WAKE."""
         until = time.perf_counter() + (_PATIENCE if size >= _LARGE else 0.0)
         while self._writer.free() < size:
             if time.perf_counter() >= until and not self._has_room():
