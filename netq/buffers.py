@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+NOTHING = memoryview(b"")
+
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
 
 LARGE = 256 * 1024  # bytes: a block of this size or more is a mapping of its own
@@ -25,9 +27,6 @@ def aligned(size: int) -> memoryview:
     block = bytearray(size + ALIGNMENT)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(block)) % ALIGNMENT
     return memoryview(block)[start : start + size]
-
-
-NOTHING = memoryview(b"")
 
 
 def bytes_of(view: memoryview) -> memoryview:

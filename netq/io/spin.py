@@ -12,14 +12,18 @@ import os
 _LEAST, _MOST = 50e-6, 400e-6  # seconds. Two changes of threads and the work of a peer in Python take less than _MOST
 
 
+def spin_seconds(seconds: float) -> float:
+    """Return so many seconds, or 0 on a machine with one core, where the peer could not answer."""
+    return seconds if (os.cpu_count() or 1) > 1 else 0.0
+
+
 class SpinTime:
-    """`seconds` is the time for the next wait: 0 on a machine with one core, where the peer could not answer."""
+    """`seconds` is the time for the next wait: see `spin_seconds`."""
 
     def __init__(self) -> None:
-        self._can_spin = (os.cpu_count() or 1) > 1
-        self.seconds = _LEAST if self._can_spin else 0.0
+        self.seconds = spin_seconds(_LEAST)
 
     def record(self, waited: float) -> None:
         """Adapt to a wait of so many seconds, which has lasted longer than its spin."""
-        if self._can_spin:
+        if self.seconds:
             self.seconds = min(2 * self.seconds, _MOST) if waited < _MOST else max(self.seconds / 2, _LEAST)

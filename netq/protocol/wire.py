@@ -34,7 +34,6 @@ _GREETING = struct.Struct("<4sHH16s16sQQII")  # magic, version, cursors, id, tok
 _CURSOR = struct.Struct("<HHIQQQ")  # lane, 0, 0, held, partial, limit
 _MIN_SCRATCH, _MAX_SCRATCH = 1024, 128 * 1024  # bytes received at once: little for idle peers, as there may be many
 
-
 HEADER_SIZE = _HEADER.size
 VERSION_SIZE = 8  # bytes at the start of an INI that are the same in every version of the protocol
 

@@ -112,7 +112,7 @@ class Delivery(Outgoing, Future[None]):
     _exception: BaseException | None = None
     _futures: tuple[Delivery, ...] | None = None  # the parts of the future of several
     _whole: Delivery | None = None  # that has this in `_futures`, if the user waits for it
-    _gathered: tuple[weakref.ref[Delivery], Iterator[int]] | None = None  # of `_whole`; counts: `gather`
+    _gathered: tuple[weakref.ref[Delivery], Iterator[int]] | None = None  # counts for `_whole`: see `gather`
     _looked_at = False  # the user has asked how it ends, before it did
     _unseen: Unseen | None = None  # it has failed, and the user has not looked at it
 

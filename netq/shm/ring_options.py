@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TypeAlias
 
+from netq.io.spin import spin_seconds
 from netq.options import NetworkLocation
 from netq.shm import rendezvous
 from netq.shm.control import MAX_RING, MIN_RING
@@ -43,9 +44,9 @@ def read_address(address: Address, least_port: int) -> NetworkLocation:
 
 
 def read_spin(spin: float) -> float:
-    """Check the option; return the seconds to spin: 0 on a machine with one core: the peer could not answer."""
+    """Check the option; return the seconds to spin."""
     seconds("spin", spin, 0, _MAX_SPIN)
-    return spin if (os.cpu_count() or 1) > 1 else 0.0
+    return spin_seconds(spin)
 
 
 def check_timeout(timeout: float | None) -> None:

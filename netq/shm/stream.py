@@ -11,7 +11,6 @@ never waits. A peer that breaks the rules ends its link, and nothing else.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -21,14 +20,15 @@ from netq.errors import ProtocolError
 from netq.io.loop import Loop
 from netq.io.poller import Ready
 from netq.io.selector import READ, WRITE
+from netq.io.spin import spin_seconds
 from netq.shm.control import MAX_PACKET, REFUSED, WAKE_PACKET, ControlSocket, RingPair
 from netq.shm.ring import RingError
 from netq.text import printable
 
 PIECE = 128 * 1024  # bytes copied at once, at most: the peer works on a piece while this side copies the next one
-# Seconds for which this side waits, within a large message, for the piece that the peer works on; 0 with one core. To
-# return to the loop and come back would take as long. Only behind a large piece: tiny ones would make one call long.
-_PATIENCE = 50e-6 if (os.cpu_count() or 1) > 1 else 0.0
+# Seconds for which this side waits, within a large message, for the piece that the peer works on: to return to the loop
+# and come back would take as long. It does not wait behind small pieces, of which a peer could send many.
+_PATIENCE = spin_seconds(50e-6)
 _LARGE = PIECE // 2
 _READS = 32  # reads in one call, at most: a peer may write tiny pieces as fast as this side reads them
 

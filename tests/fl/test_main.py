@@ -230,8 +230,9 @@ def test_second_signal_ends_the_process_at_once(tmp_path: Path, signum: signal.S
                 assert process.stderr.readline() == f"{said}\n"
                 process.send_signal(signum)
             assert process.stderr.read() == ""
-        finally:
-            process.kill()  # it may not have ended: where a shell has SIGINT ignored, say
+        except BaseException:
+            process.kill()  # it would never end if a shell has set SIGINT to be ignored
+            raise
     assert process.returncode == status
 
 

@@ -215,7 +215,7 @@ class Conversation(RuleBasedStateMachine):
     def check_window(self, end: End) -> None:
         """I4: each message began within the window, unless both sides close: then all is let in (Session.close).
 
-        What an ended session has left was checked when it came.
+        After the end of a session nothing comes any more.
         """
         if end.session is None or (end.session.closing and end.session.peer_leaving):
             return
