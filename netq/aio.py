@@ -34,6 +34,7 @@ from netq.runtime.inbox import Waiter
 from netq.runtime.statistics import Statistics
 
 _T = TypeVar("_T")
+_Events = deque[Callable[[], object]]
 
 
 def new(
@@ -178,6 +179,7 @@ class Communicator:
 
     def __init__(self, protocol: Protocol | str, purpose: Purpose | str, options: CommunicatorOptions | None) -> None:
         self._loop = _running_loop("new")
+        self._events: _Events = deque()  # that have happened, in order, and are to be called in the event loop
         self.options = options = CommunicatorOptions() if options is None else options
         if isinstance(options, CommunicatorOptions):  # otherwise netq.new raises the error
             events = EventOptions(ini=self._in_loop(options.events.ini), fin=self._in_loop(options.events.fin))
@@ -298,10 +300,17 @@ class Communicator:
 
     def _wake_all(self) -> None:
         """Continue the tasks, in a callback of the event loop."""
+        # An event that came before a message was added before it, and may wait in the event loop's queue: then so does
+        # the message, behind it.
+        count = len(self._woken)  # before the events are looked at; and not the tasks that these wake in turn
+        if self._events:
+            self._loop.call_soon(_run_event, self._events)  # again: a signal handler's exception may have stopped it
+            self._loop.call_soon(self._wake_all)
+            return
         # Each is removed after it has begun. An exception in between leaves it here, and it begins once more, which is
         # harmless (`begin`); in the other order its task would sleep forever.
         try:
-            for _ in range(len(self._woken)):  # not those that they wake in turn
+            for _ in range(count):
                 self._woken[0].begin()
                 self._woken.popleft()
         except BaseException:  # of a signal handler, or of one of the tasks
@@ -352,7 +361,7 @@ class Communicator:
 
     def _in_loop(self, event: Callable[[uuid.UUID], object] | None) -> Callable[[uuid.UUID], object] | None:
         """Wrap an event function so that it runs in the event loop, whose exception handler gets its errors."""
-        return None if event is None else functools.partial(_soon, self._loop, event)
+        return None if event is None else functools.partial(_tell, self._loop, self._events, event)
 
 
 def _ready(communicator: weakref.ref[Communicator]) -> None:
@@ -372,6 +381,19 @@ def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
     """Run `function(*args)` in the event loop, in the order of the calls. In any thread; never waits or raises."""
     with contextlib.suppress(RuntimeError):  # the event loop is closed, and no task waits
         loop.call_soon_threadsafe(function, *args)
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, events: _Events, event: Callable[[uuid.UUID], object], peer: uuid.UUID
+) -> None:
+    """Have an event function called in the event loop. In any thread."""
+    events.append(functools.partial(event, peer))
+    _soon(loop, _run_event, events)
+
+
+def _run_event(events: _Events) -> None:
+    if events:
+        events.popleft()()
 
 
 def _notify(loop: asyncio.AbstractEventLoop, followers: list[Delivery], _: object) -> None:

@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from itertools import compress, filterfalse
 from typing import Any
 
@@ -70,7 +70,7 @@ class Calls:
             sys.modules["torch"].manual_seed(_whole(self._hash(*call, "torch")) >> _TORCH)  # of all devices
 
 
-def _generators() -> Iterable[Any]:
+def _generators() -> Collection[Any]:
     """Return the generators of this process that are objects, the older ones first as far as they can be told.
 
     The garbage collector does not track a torch.Generator, nor a dict or tuple of nothing else (as of default
@@ -97,15 +97,33 @@ def _with_subclasses(kind: type) -> set[type]:
     return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
 
 
-def _named(generators: Iterable[Any]) -> dict[str, Any]:
-    """Number the generators of each type: the only one of its type has the same name in each run of a program."""
+def _named(generators: Collection[Any]) -> dict[str, Any]:
+    """Name a module's generator after that; number the others of each type: the only one has always the same name.
+
+    A number changes with the other generators that exist, also those of libraries.
+    """
+    names = _names_of_globals({np.random.Generator, *map(type, generators)})
     numbers: Counter[str] = Counter()
     named = {}
     for generator in generators:
         kind = type(generator).__qualname__
-        named[f"{kind} {numbers[kind]}"] = generator
-        numbers[kind] += 1
+        place = names.get(id(generator))
+        if place is None:
+            place = str(numbers[kind])
+            numbers[kind] += 1
+        named[f"{kind} {place}"] = generator
     return named
+
+
+def _names_of_globals(kinds: set[type]) -> dict[int, str]:
+    """Return the names of the modules' objects of these types, by the ids of the object and its bit generator."""
+    names = {}
+    for module, found in sorted(sys.modules.items()):  # an order that does not depend on the imports
+        for name, value in list(getattr(found, "__dict__", {}).items()):
+            if type(value) in kinds:
+                bits = getattr(value, "bit_generator", getattr(value, "_bit_generator", value))
+                names[id(value)] = names[id(bits)] = f"{module}.{name}"
+    return names
 
 
 def _reseed(generator: Any, seed: bytes) -> None:

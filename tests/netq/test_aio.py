@@ -789,6 +789,40 @@ def test_events_run_in_the_event_loop_before_later_messages(run: Run[None]) -> N
     run(main())
 
 
+def test_an_event_runs_before_its_message_if_the_event_loop_polls_in_between(
+    run: Run[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        told: list[uuid.UUID] = []
+        async with new(Purpose.SERVER, events=EventOptions(ini=told.append)) as server:
+            woken, wake = threading.Event(), server._wake
+
+            def wake_and_tell(future: Any) -> None:
+                wake(future)
+                woken.set()
+
+            monkeypatch.setattr(server, "_wake", wake_and_tell)
+
+            async def get() -> list[uuid.UUID]:
+                await server.get()
+                return list(told)
+
+            getting = asyncio.create_task(get())
+            await asyncio.sleep(0)
+
+            def poll(client: Communicator) -> None:
+                """Poll when the communicator's own thread has received, and the event waits for the event loop."""
+                client.put("first")
+                assert woken.wait(LIMIT)
+                server._ready()
+
+            async with new(Purpose.CLIENT, server.netloc) as client:
+                asyncio.get_running_loop().call_soon(poll, client)
+                assert await getting == [client.id]
+
+    run(main())
+
+
 def test_a_failing_event_reaches_the_loops_exception_handler(run: Run[None], complaints: list[dict[str, Any]]) -> None:
     def fail(peer: uuid.UUID) -> None:
         raise LookupError("a bug of the user's")

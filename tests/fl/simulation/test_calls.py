@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import fl
 import netq
 from fl.messages import Report, Update
+from fl.simulation import calls
 from fl.simulation.calls import Calls
 from fl.simulation.simulate import Result, simulate
 
@@ -136,6 +137,15 @@ def test_second_training_of_a_round_draws_other_numbers() -> None:
         with calls.alone(0, "train"):
             drawn.append(generator.normal())
     assert drawn[0] != drawn[1]
+
+
+def test_a_generator_of_a_module_draws_alike_whatever_others_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    others, find, drawn = [random.Random(), np.random.RandomState(), np.random.PCG64()], calls._generators, []
+    for older in ([], others):
+        monkeypatch.setattr(calls, "_generators", lambda older=older: [*older, *find()])
+        with Calls(SEED).alone(0, "train"):
+            drawn.append([generator.normal(), legacy.normal(), python.random()])
+    assert drawn[0] == drawn[1]
 
 
 def test_generators_of_a_subclass_and_of_the_system_are_no_obstacle() -> None:
