@@ -132,8 +132,8 @@ QUESTIONS = (
             Goal("throughput", "netq aio", ("uvloop",), at_least=1.2),
         ),
         "The whole message is there before it is sent back; the event loops' peers send its length first. "
-        '"uvloop reno" is uvloop with the congestion control that netq asks for. "into" copies each message into an '
-        "array that is there already.",
+        '"uvloop reno" is uvloop with the congestion control that netq asks for. "into" fills arrays that are there '
+        "already: in threads each is received there, in an event loop it is copied.",
     ),
     _question(
         "tcp-round-trip",

@@ -57,7 +57,7 @@ def median(samples: Sequence[Sample], figure: str) -> float:
 
 
 def verdict(goal: Goal, samples: Samples) -> tuple[bool | None, str]:
-    """Return whether the goal holds (None: a peer is missing), and a sentence about it."""
+    """Return whether the goal holds (None: nothing to judge), and a sentence about it."""
     figure = FIGURES[goal.figure]
     sign, bound = ("≥", goal.at_least) if goal.at_least is not None else ("≤", goal.at_most)
     assert bound is not None
@@ -70,8 +70,10 @@ def verdict(goal: Goal, samples: Samples) -> tuple[bool | None, str]:
     if others:
         best = (max if figure.more_is_better else min)(others, key=lambda name: median(samples[name], goal.figure))
         reference = median(samples[best], goal.figure)
-        found = found / reference if reference else float("inf")
         wish += f" ({best})" if len(goal.others) > 1 else ""
+        if not (found or reference):
+            return None, f"{wish}: not judged, both are 0"
+        found = found / reference if reference else float("inf")
     holds = found >= bound if goal.at_least is not None else found <= bound
     return holds, f"{wish}: {found:.3g}, {'holds' if holds else '**missed**'}"
 

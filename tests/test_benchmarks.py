@@ -113,7 +113,7 @@ def test_one_core_is_reported_without_a_crash(monkeypatch: pytest.MonkeyPatch) -
     assert command._why_not("raw") == "1 core; two are needed"
 
 
-def sample(seconds: float, peer_cpu: float = 1.0, times: tuple[int, ...] = ()) -> Sample:
+def sample(seconds: float, peer_cpu: float = 1.0, times: tuple[int, ...] = (), rate: float = 7.0) -> Sample:
     side = {
         "began": 0.0,
         "ended": seconds,
@@ -121,7 +121,7 @@ def sample(seconds: float, peer_cpu: float = 1.0, times: tuple[int, ...] = ()) -
         "extra": 10,
         "resident": 2**21,
         "times": times,
-        "rate": 7.0,
+        "rate": rate,
     }
     return Sample(Task("one_way", "array", 10**9, 2), side, side | {"extra": 10**9})
 
@@ -147,6 +147,8 @@ SAMPLES = {
     "netq tcp": [sample(1.0), sample(1.1), sample(9.0)],
     "raw": [sample(1.0), sample(1.0), sample(1.0)],
     "pyzmq": [sample(2.2), sample(0.1), sample(3.0)],
+    "netq grpc": [sample(1.0, rate=0.0)],
+    "grpcio": [sample(1.0, rate=0.0)],
 }
 
 
@@ -161,6 +163,8 @@ SAMPLES = {
         (Goal("extra", "netq tcp", at_most=0.9), False, "≤ 0.9: 1, **missed**"),
         (Goal("throughput", "netq tcp", ("gloo",), at_least=1.0), None, "not judged"),
         (Goal("throughput", "netq shm", ("raw",), at_least=1.0), None, "not judged"),
+        (Goal("rate", "netq grpc", ("grpcio",), at_least=1.0), None, "not judged, both are 0"),
+        (Goal("rate", "netq tcp", ("grpcio",), at_least=1.0), True, "inf, holds"),
     ],
 )
 def test_goal_compares_medians_with_the_best_peer(goal: Goal, holds: bool | None, text: str) -> None:

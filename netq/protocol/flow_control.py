@@ -68,6 +68,10 @@ class Budget:
         """Whether a claim waits. In any thread."""
         return bool(self._claims)
 
+    def is_full(self, amount: int) -> bool:
+        """Whether a claim of so many bytes has to wait; at times True for one that is granted in favour of others."""
+        return bool(self._claims) or 0 < self.claimed > self._claimable - amount
+
     def lend(self, wanted: int) -> int:
         """Lend up to `wanted` bytes at once; return how many."""
         amount = max(0, min(wanted, self._lendable - self.lent))

@@ -47,18 +47,18 @@ class Memory:
         kept = sum([blocks.size * len(blocks) for blocks in self._all()])
         return kept + (giant.size if giant else 0)
 
-    def take(self, size: int) -> memoryview:
+    def take(self, size: int, *, fresh: bool = False) -> memoryview:
         """Return a writable view of `size` bytes, of undefined content.
 
+        fresh: for a message that may wait for long. A recycled block has all its pages, so a thousand such messages
+        would hold a thousand times their size.
         Raises MemoryError if the system has no such block, and then changes nothing.
         """
         if size < RECYCLED:
             return aligned(size)
         size_class = _size_class(size)
-        try:
-            block = self._classes[size_class].pop()
-        except (KeyError, IndexError):
-            block = self._take_giant(size_class) or self._make(size_class)
+        block = None if fresh else self._find(size_class)
+        block = block or self._make(size_class)
         loan = block.lend(block.address)  # every view keeps it alive, so its __del__ runs after the last
         loan.block, loan.memory = block, self
         return memoryview(loan).cast("B")[:size]
@@ -72,7 +72,12 @@ class Memory:
             self._giant = None
         self._aged = next(self._ticks)
 
-    def _take_giant(self, size: int) -> _Block | None:
+    def _find(self, size: int) -> _Block | None:
+        """Return an idle block, which is idle no more."""
+        try:
+            return self._classes[size].pop()
+        except (KeyError, IndexError):
+            pass
         giant = self._giant
         if giant is None or giant.size != size:
             return None

@@ -160,8 +160,10 @@ class Receiver:
         begins, self.size = not self.parts, frame.value
         if begins:
             self.direct = destination
+            if self._credit + self._lent < self._window:
+                self._widen()
         body = self._room(frame.length)
-        if begins and (self.start + self.size > self.limit or self._credit + self._lent < self._window):
+        if begins and self.start + self.size > self.limit:
             self._claim_rest()
         return body
 
@@ -268,12 +270,18 @@ class Receiver:
             return self.parts[-1][self._filled : self._filled + length]
         if not self.parts or self._filled + length > len(self.parts[-1]):
             least = self.size if self._merge else min(PART, self.size - self.partial)
-            part = self._memory.take(max(length, least))
+            part = self._memory.take(max(length, least), fresh=self._will_wait)
             if self.parts:
                 self.parts[-1] = self.parts[-1][: self._filled]
             self.parts.append(part)
             self._filled = 0
         return self.parts[-1][self._filled : self._filled + length]
+
+    @property
+    def _will_wait(self) -> bool:
+        """Whether the message that begins has to wait for the budget."""
+        rest = self.start + self.size - self.limit
+        return rest > 0 and (self.is_held or self._memory.budget.is_full(rest))
 
     def _has_piece(self, direct: Destination) -> bool:
         """Return whether the next bytes have a place in the user's memory, in the last part or in a new one."""

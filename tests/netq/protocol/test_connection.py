@@ -603,7 +603,7 @@ def test_illegal_frame_for_session_drops_link() -> None:
 
 def test_memory_error_drops_link() -> None:
     class Full(Memory):
-        def take(self, size: int) -> memoryview:
+        def take(self, size: int, *, fresh: bool = False) -> memoryview:
             raise MemoryError("no memory")
 
     connection = in_state(State.GREETED)

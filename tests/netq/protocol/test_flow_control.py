@@ -233,7 +233,7 @@ def test_untaken_messages_count_after_link_loss() -> None:
 @pytest.mark.parametrize("merge", [True, False])
 def test_room_is_freed_after_memory_error(merge: bool) -> None:
     class Full(Memory):
-        def take(self, size: int) -> memoryview:
+        def take(self, size: int, *, fresh: bool = False) -> memoryview:
             raise MemoryError("no memory")
 
     budget = Budget(SIZE)
@@ -242,6 +242,22 @@ def test_room_is_freed_after_memory_error(merge: bool) -> None:
         receiver.place(Frame(Kind.MSG, length=10, number=1, value=LARGE))
     receiver.pause()
     assert (budget.used, receiver.limit) == (0, CREDIT)
+
+
+def test_only_a_message_that_does_not_wait_gets_recycled_memory() -> None:
+    """A recycled block has all its pages: those that wait would hold many times what has come of them."""
+    memory = Memory(budget=Budget(SIZE))
+    begin, idle = Frame(Kind.MSG, length=1, number=1, value=LARGE), []
+    lanes = [Receiver(number, CREDIT, memory, merge=True) for number in range(3)]
+    for receiver in lanes:
+        memory.take(LARGE).release()
+        block = memory.idle
+        receiver.place(begin)
+        idle.append(memory.idle // block)
+        memory.age()
+        memory.age()
+    assert [receiver.waits for receiver in lanes] == [False, True, True]
+    assert idle == [0, 1, 1]
 
 
 def test_eviction_of_a_thousand_does_not_recurse() -> None:

@@ -44,9 +44,9 @@ class Recording(Memory):
         super().__init__()
         self.asked: list[int] = []
 
-    def take(self, size: int) -> memoryview:
+    def take(self, size: int, *, fresh: bool = False) -> memoryview:
         self.asked.append(size)
-        return super().take(size)
+        return super().take(size, fresh=fresh)
 
 
 class Watched(Session):

@@ -51,6 +51,17 @@ def test_blocks_in_use_do_not_overlap() -> None:
         assert view == bytes([number]) * view.nbytes
 
 
+@pytest.mark.parametrize("keep", [KEEP, LARGE], ids=["kept", "larger than the bound"])
+def test_fresh_memory_is_no_idle_block(keep: int) -> None:
+    memory, size = Memory(keep), _size_class(2 * LARGE)
+    memory.take(size).release()
+    fresh = memory.take(size, fresh=True)
+    assert memory.idle == size
+    recycled = memory.take(size)
+    assert memory.idle == 0
+    assert address(fresh) != address(recycled)
+
+
 @pytest.mark.parametrize("size", [size for size in SIZES if size >= RECYCLED])
 def test_block_is_used_again_for_its_class_of_size(size: int) -> None:
     memory = Memory()
