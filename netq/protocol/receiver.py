@@ -161,7 +161,7 @@ class Receiver:
         if begins:
             self.direct = destination
             if self._credit + self._lent < self._window:
-                self._widen()
+                self._widen()  # before `_room`, which asks whether the message has to wait
         body = self._room(frame.length)
         if begins and self.start + self.size > self.limit:
             self._claim_rest()

@@ -823,6 +823,20 @@ def test_an_event_runs_before_its_message_if_the_event_loop_polls_in_between(
     run(main())
 
 
+def test_an_event_whose_callback_was_lost_runs_before_the_next_message(run: Run[None]) -> None:
+    """The exception of a signal handler may end a callback of the event loop before it begins."""
+
+    async def main() -> None:
+        async with pair() as (server, client):
+            await introduce(server, client)
+            told: list[str] = []
+            server._events.append(functools.partial(told.append, "an event"))
+            client.put("a message")
+            assert (await server.get(), told) == ((client.id, "a message"), ["an event"])
+
+    run(main())
+
+
 def test_a_failing_event_reaches_the_loops_exception_handler(run: Run[None], complaints: list[dict[str, Any]]) -> None:
     def fail(peer: uuid.UUID) -> None:
         raise LookupError("a bug of the user's")
