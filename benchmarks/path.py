@@ -1,53 +1,86 @@
-"""Count the Python functions that one message crosses from `put` to `get`, and the calls of a round trip.
+"""Count the Python functions that one message crosses from `put` to `get`, and one update from client to aggregate.
 
     python -m benchmarks.path [tcp|shm|mqtt|grpc] [--size BYTES] [--show]
+    python -m benchmarks.path fl [--size BYTES] [--show]
 
 An echo runs in a thread of this process. After a warm-up, `sys.setprofile` records each Python function of netq that a
 thread enters, on both sides and in both loops: from `put` to `get`, and in a round trip. What a loop's thread does to
 stay asleep meanwhile (Loop._rest) is not counted. Calls of other Python code, such as asyncio's, are counted
 separately; calls of functions in C are not counted. The profiler is slow, so code that
 depends on time may take other branches than usual. The median of several trips is printed.
+
+With `fl`, a server and a client of the package fl run rounds in this process. Counted are fl's functions: the client's
+from the return of `train` until its reply is put, and the server's from then until the update counts, and its memory is
+free for another. Those that only read, write, check or compute values, in VALUES, are counted apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import statistics
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import numpy as np
+
+import fl
 import netq
+from fl.conversation import Conversation
+from fl.server.members import Members
 from netq.io.loop import Loop
 from netq.protocol import codec
 
 WARM, ROUNDS = 300, 101
-HERE = Path(netq.__file__).parent
+FL_WARM, FL_ROUNDS = 10, 31
+VALUES = (
+    "aggregation/",
+    "compression/",
+    "strategies/",
+    "tensors/",
+    "messages.py",
+    "metrics.py",
+    "trainer.py",
+    "server/aggregation.py",
+)
+INLINE = ("<lambda>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")  # parts of the function that they stand in
+Call = tuple[str, str, int]  # file, function, and its first line
 
 
 class Profile:
-    """The calls of netq's functions, in all threads, in order."""
+    """The calls of a package's functions, in all threads, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, package: Any) -> None:
         self.on = False
-        self.calls: list[tuple[str, str, int]] = []  # file, function, and its first line
-        self.others: list[str] = []  # files of functions that are not netq's
+        self.calls: list[Call] = []
+        self.others: list[str] = []  # files of functions that are not the package's
+        self.skipped: int | None = None  # a thread that is not recorded
+        self._folder = f"{Path(package.__file__).parent}/"
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
         """Record a call. A function for sys.setprofile."""
         code = frame.f_code
-        if not self.on or event != "call" or code.co_filename == __file__ or _rests(frame):
+        if not self.on or code.co_filename == __file__ or threading.get_ident() == self.skipped:
             return
-        if code.co_filename.startswith(str(HERE)):
-            file = str(Path(code.co_filename).relative_to(HERE))
+        if event == "return" and code is Conversation.reply.__code__:
+            self.skipped = threading.get_ident()
+        if event == "return" and code is Members.settle.__code__:
+            self.on = False
+        if event != "call" or _rests(frame):
+            return
+        if code.co_filename.startswith(self._folder):
+            file = code.co_filename.removeprefix(self._folder)
             self.calls.append((file, code.co_qualname, code.co_firstlineno))
         else:
             self.others.append(code.co_filename)
 
     def take(self) -> tuple[int, int]:
-        """Return the number of calls since the last time, netq's and others', and clear them."""
+        """Return the number of calls since the last time, the package's and others', and clear them."""
         calls, self.calls = self.calls, []
         others, self.others = self.others, []
         return len(calls), len(others)
@@ -62,59 +95,104 @@ def _rests(frame: FrameType | None) -> bool:
     return False
 
 
-def measure(protocol: str, port: int, size: int) -> tuple[list[list[tuple[str, str, int]]], list[tuple[int, int]]]:
-    """Return the calls of each one-way trip, and the number of calls of each round trip: netq's and others'."""
-    profile, data = Profile(), bytes(size)
+@contextlib.contextmanager
+def recorded(profile: Profile) -> Iterator[None]:
+    """Let a profile note the calls of this thread, and of those that begin."""
     threading.setprofile(profile.note)
     sys.setprofile(profile.note)
-    ways: list[list[tuple[str, str, int]]] = []
-    trips: list[tuple[int, int]] = []
-    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", port))
     try:
-        with netq.new(protocol, "server", options) as server:
-            client = netq.new(protocol, "client", netq.CommunicatorOptions(netloc=server.netloc))
-
-            def echo() -> None:
-                while (message := server.get()).data is not None:
-                    if profile.on:
-                        ways.append(list(profile.calls))
-                    server.put(message.data, message.peer)
-
-            with client:
-                thread = threading.Thread(target=echo)
-                thread.start()
-                for number in range(WARM + ROUNDS):
-                    profile.on = number >= WARM
-                    client.put(data)
-                    client.get()
-                    profile.on = False
-                    trips.append(profile.take())
-                client.put(None)
-                thread.join()
+        yield
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+
+
+def measure(protocol: str, port: int, size: int) -> tuple[list[list[Call]], list[tuple[int, int]]]:
+    """Return the calls of each one-way trip, and the number of calls of each round trip: netq's and others'."""
+    profile, data = Profile(netq), bytes(size)
+    ways: list[list[Call]] = []
+    trips: list[tuple[int, int]] = []
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", port))
+    with recorded(profile), netq.new(protocol, "server", options) as server:
+        client = netq.new(protocol, "client", netq.CommunicatorOptions(netloc=server.netloc))
+
+        def echo() -> None:
+            while (message := server.get()).data is not None:
+                if profile.on:
+                    ways.append(list(profile.calls))
+                server.put(message.data, message.peer)
+
+        with client:
+            thread = threading.Thread(target=echo)
+            thread.start()
+            for number in range(WARM + ROUNDS):
+                profile.on = number >= WARM
+                client.put(data)
+                client.get()
+                profile.on = False
+                trips.append(profile.take())
+            client.put(None)
+            thread.join()
     return ways, trips[WARM:]
+
+
+def measure_fl(size: int) -> list[list[Call]]:
+    """Return the calls of fl of each update's way, from the client's `train` to the server's aggregate."""
+    profile = Profile(fl)
+    ways: list[list[Call]] = []
+
+    def train(model: dict[str, Any], config: Mapping[str, Any]) -> fl.Update:
+        update = fl.Update(model, 1)
+        profile.skipped, profile.on = None, config["round"] > FL_WARM
+        return update
+
+    class Ends(fl.FedAvg):
+        def finish(self, model: Any, *, number: int) -> Any:
+            if profile.calls:
+                ways.append(list(profile.calls))
+                profile.take()
+            return super().finish(model, number=number)
+
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
+    model = {"w": np.zeros(size // 4, np.float32)}
+    with recorded(profile), fl.Server(model, options, strategy=Ends(), min_clients=1) as server:
+        client = netq.CommunicatorOptions(netloc=server.netloc)
+        thread = threading.Thread(target=fl.Client(train).run, args=[client])
+        thread.start()
+        for _ in server.rounds(FL_WARM + FL_ROUNDS):
+            pass
+    thread.join()
+    return ways
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.path", description=__doc__.splitlines()[0])
-    parser.add_argument("protocol", nargs="?", default="tcp", choices=["tcp", "shm", "mqtt", "grpc"])
+    parser.add_argument("protocol", nargs="?", default="tcp", choices=["tcp", "shm", "mqtt", "grpc", "fl"])
     parser.add_argument("--port", type=int, default=0, help="of the broker, for mqtt")
-    parser.add_argument("--size", type=int, default=64, help="bytes of the message")
+    parser.add_argument("--size", type=int, default=64, help="bytes of the message, or of the model")
     parser.add_argument("--show", action="store_true", help="print the functions of one way, in order")
     arguments = parser.parse_args()
-    ways, trips = measure(arguments.protocol, arguments.port, arguments.size)
+    trips: list[tuple[int, int]] = []
+    if arguments.protocol == "fl":
+        ways, kind, between = measure_fl(arguments.size), "an update", "train to the aggregate"
+    else:
+        ways, trips = measure(arguments.protocol, arguments.port, arguments.size)
+        compiled = "compiled" if codec.take.__module__ == "netq.protocol._codec" else "Python"
+        kind, between = f"{compiled} codec, a message", "put to get"
     way = sorted(ways, key=lambda calls: len(set(calls)))[len(ways) // 2]
     functions = collections.Counter(way)
-    kind = "compiled" if codec.take.__module__ == "netq.protocol._codec" else "Python"
-    print(f"{arguments.protocol}, a message of {arguments.size} bytes, {kind} codec, median of {len(ways)}:")
-    print(
-        f"put to get: {len(functions)} functions in {len({file for file, _, _ in functions})} files, {len(way)} calls"
-    )
-    own, others = (statistics.median(counts) / 2 for counts in zip(*trips, strict=True))
-    print(f"round trip: {own:g} calls a side, and {others:g} of other Python code")
+    files = {file for file, _, _ in functions}
+    print(f"{arguments.protocol}, {kind} of {arguments.size} bytes, median of {len(ways)}:")
+    print(f"{between}: {len(functions)} functions in {len(files)} files, {len(way)} calls")
+    if arguments.protocol == "fl":
+        moving = {call for call in functions if not call[0].startswith(VALUES) and not call[1].endswith(INLINE)}
+        files = {file for file, _, _ in moving}
+        print(f"of these move the update, or note what has come of it: {len(moving)} functions in {len(files)} files")
+        functions = collections.Counter({call: count for call, count in functions.items() if call in moving})
+    if trips:
+        own, others = (statistics.median(counts) / 2 for counts in zip(*trips, strict=True))
+        print(f"round trip: {own:g} calls a side, and {others:g} of other Python code")
     if arguments.show:
         for (file, name, line), count in functions.items():
             print(f"  {file}:{line} {name}" + (f"  x {count}" if count > 1 else ""))

@@ -34,8 +34,8 @@ from edge.traffic import Traffic
 from edge.work import Conversation, Task, Work, federation
 from edge.worker import Order, Plan
 from fl.conversation import Link
+from fl.envelope import Final, Finished
 from fl.membership import Membership, take_part
-from fl.outline import Final, Finished
 from netq.utils.stream import Stream
 
 log = logging.getLogger("edge")

@@ -43,7 +43,7 @@ from edge import fitness
 from edge.fitness import Fitness
 from edge.limits import Limits
 from edge.machine import Machine
-from fl.outline import RESERVED
+from fl.envelope import RESERVED
 from fl.properties import checked
 from netq.cli.toml_file import File, Override, in_file_terms
 from netq.errors import InvalidOption, NotNow, SecurityError

@@ -27,7 +27,7 @@ from edge.work import Work
 from fl.conversation import Link
 from fl.flower.app_folder import AppFolder, is_folder, parse_config
 from fl.flower.conversation import Conversation
-from fl.flower.outline import OUTLINES
+from fl.flower.envelope import ENVELOPES
 from fl.flower.signed_app import is_stored
 from fl.membership import Membership
 from netq.cli.toml_file import File, Override
@@ -71,7 +71,7 @@ def _work(config: Config, app: str | None, folder: Path | None, signer: Path | N
 
     return Work(
         noun="run",
-        messages=OUTLINES,
+        messages=ENVELOPES,
         converse=converse,
         tasks="edge.flower_tasks:FlowerTasks",
         arguments=arguments,

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.usage import Usage
-from fl.flower import outline
+from fl.envelope import Finished
+from fl.flower import envelope
 from fl.flower.app_folder import AppFolder, is_folder
-from fl.outline import Finished
 from netq.cli.toml_file import in_file_terms, named_object
 from netq.errors import InvalidOption, NotNow, SecurityError
 from netq.utils.stream import Stream
@@ -54,8 +54,8 @@ class FlowerTasks:
     def answer(self, message: Stream, rate: float | None = None) -> Finished | str:
         """Reply to a message. Return the reply as bytes, or the reason why there is none. `rate` is not used."""
         self._usage.begin()
-        task = outline.load(message)
-        assert not isinstance(task, outline.End)
+        task = envelope.load(message)
+        assert not isinstance(task, envelope.End)
         return self._tasks.answer(task)
 
     def keeps(self, answer: Finished) -> bool:

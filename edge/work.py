@@ -14,8 +14,8 @@ import netq
 from edge.config import Config
 from fl import conversation
 from fl.conversation import Link
+from fl.envelope import ENVELOPES, Final, Finished
 from fl.membership import Membership
-from fl.outline import OUTLINES, Final, Finished
 from netq.utils.stream import Stream
 
 
@@ -88,7 +88,7 @@ def federation(config: Config) -> Work:
     names = ("train", "evaluate", "compression", "settings", "model")
     return Work(
         noun="federation",
-        messages=OUTLINES,
+        messages=ENVELOPES,
         converse=partial(conversation.Conversation, properties=config.properties, wants_final=config.model is not None),
         tasks="edge.tasks:TrainingTasks",
         arguments={name: getattr(config, name) for name in names},

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 from edge.limits import Limits
 from edge.record import Record, write
-from fl.outline import Finished
+from fl.envelope import Finished
 from netq.cli.terminal import Formatter
 from netq.errors import InvalidOption, NotNow, Unreadable
 from netq.text import describe

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fl.metrics import Sum
     from fl.properties import ClientInfo
     from fl.report import ClientFailure, FailureKind, RoundReport
+    from fl.server.patience import Patience
     from fl.server.server import Server
     from fl.simulation.simulate import simulate
     from fl.strategies.asynchronous import FedAsync, FedBuff
@@ -84,6 +85,7 @@ __all__ = [
     "MLflow",
     "Measured",
     "MultiKrum",
+    "Patience",
     "Progress",
     "Prometheus",
     "QFedAvg",
@@ -139,6 +141,7 @@ MODULES = {
     "fl.metrics": ("Sum",),
     "fl.properties": ("ClientInfo",),
     "fl.report": ("ClientFailure", "FailureKind", "RoundReport"),
+    "fl.server.patience": ("Patience",),
     "fl.server.server": ("Server",),
     "fl.simulation.simulate": ("simulate",),
     "fl.strategies.asynchronous": ("FedAsync", "FedBuff"),

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from typing import Any
 
 import netq
+from fl.envelope import Final, Finished, Job, Permit, Task, failure, introduction, leave, offer
 from fl.membership import Membership
-from fl.outline import Final, Finished, Job, Permit, Task, failure, introduction, leave, offer
 
 log = logging.getLogger("netq.fl")
 
@@ -35,7 +35,8 @@ class Link:
 
     def replied(self, job: Job, count: int = 1) -> None:
         """Note that the server has, or with -1 will not have, a reply to a job."""
-        self.replies = job, self.answers(job) + count
+        last, before = self.replies or (job, 0)
+        self.replies = job, count + (before if last == job else 0)
 
     def answers(self, job: Job) -> int:
         """Return how many replies to a job the server has, or will have."""
@@ -43,7 +44,7 @@ class Link:
 
 
 class Conversation:
-    """The messages of one session. Its communicator has the serialisation fl.outline.OUTLINES.
+    """The messages of one session. Its communicator has the serialisation fl.envelope.ENVELOPES.
 
     properties:  what the client says of itself at the beginning of each session.
     wants_final: whether it wants the last model. It is then in `final`, from the end of the federation on.
@@ -138,7 +139,11 @@ class Conversation:
 
         Offers a large reply first, and keeps it until there is a permit.
         """
-        self._warn_if_late(task)
+        seconds, was_late = time.monotonic() - self._since, self._was_late
+        self._was_late = seconds > task.deadline
+        if self._was_late and not was_late:  # once for many rounds
+            text = "%s: the reply was ready after %.1f s, and the server waits %g s: it may not count; "
+            log.warning(text + "train less at a time, or ask for a longer deadline", task.title, seconds, task.deadline)
         if isinstance(answer, str):
             self._link.replied(task.job)
             self._queue.put(failure(task.job, answer))
@@ -160,13 +165,6 @@ class Conversation:
             log.info("%s: the reply to an attempt before this one is on its way", task.title)
             return None
         return task
-
-    def _warn_if_late(self, task: Task) -> None:
-        seconds, was_late = time.monotonic() - self._since, self._was_late
-        self._was_late = seconds > task.deadline
-        if self._was_late and not was_late:  # once for many rounds
-            text = "%s: the reply was ready after %.1f s, and the server waits %g s: it may not count; "
-            log.warning(text + "train less at a time, or ask for a longer deadline", task.title, seconds, task.deadline)
 
     def _permitted(self, job: Job) -> None:
         finished, self._offered = self._offered, None

@@ -29,8 +29,8 @@ import numpy as np
 
 from fl import metrics
 from fl.compression.packed import Packed, is_shape
+from fl.envelope import PURPOSES, Purpose
 from fl.errors import InvalidUpdate
-from fl.outline import PURPOSES, Purpose
 from fl.properties import Properties, checked
 from fl.tensors import serialization as tensors
 from fl.tensors.checks import expect

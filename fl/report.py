@@ -1,7 +1,7 @@
 """The result of a round: the clients that were asked, those that answered, those that failed, and why.
 
-fl/server/collector.py keeps a `RoundState` while the round runs. fl/server/server.py makes the user's `RoundReport` of
-it. fl/metrics.py makes the means of the clients' metrics.
+fl/server/server.py makes the user's `RoundReport` of what has come of each client (fl/server/answers.py). fl/metrics.py
+makes the means of the clients' metrics.
 """
 
 from __future__ import annotations
@@ -9,21 +9,16 @@ from __future__ import annotations
 import enum
 import re
 import uuid
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl.metrics import Merged, elements, merged, scalars
+from fl.metrics import scalars
 from netq.text import printable
 
 MEASURED = "server_"  # prefix of the names that fl.Measured adds to the evaluation: no metric of a client has it
-_LARGE_SHARE = 0.5  # of the examples: a client with more is named …
-_MANY = 3  # … if there are so many clients
-
 _USAGE = "usage."  # how the names of metrics begin that say what a device has used (edge/usage.py)
 _SHOWN = 20  # metrics in a report's line
-_MAX_ELEMENTS = 2**22  # in the arrays of all clients: 32 MiB, as 419 confusion matrices of 100 classes
 _PLAIN = re.compile(r"[\w./:@%+()\[\]-]+")  # a name that a report's line has without quotes
 
 
@@ -123,82 +118,3 @@ def _line(
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.2f} kB"
-
-
-@dataclass
-class RoundState:
-    """The clients that were asked in a round, and what has come of them so far."""
-
-    pending: dict[uuid.UUID, None] = field(default_factory=dict)  # asked in this round, and not answered; ordered
-    failures: dict[uuid.UUID, ClientFailure] = field(default_factory=dict)
-    skipped: dict[uuid.UUID, str] = field(default_factory=dict)
-    weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of the answers that count
-    staleness: dict[uuid.UUID, int] = field(default_factory=dict)  # of the late ones among them, in rounds
-    client_metrics: dict[uuid.UUID, Mapping[str, Any]] = field(default_factory=dict)  # of the same answers
-    elements: int = 0  # in the arrays of these
-    without_room: dict[uuid.UUID, list[str]] = field(default_factory=dict)  # names of arrays that are not among these
-    folded: int = 0  # updates; with an asynchronous strategy a client may have several
-    counts: Counter[uuid.UUID] = field(default_factory=Counter)  # of each client
-
-    def count(self, peer: uuid.UUID, content: Any, staleness: int = 0) -> None:
-        """Count an Update or Report."""
-        self.pending.pop(peer, None)
-        self.failures.pop(peer, None)
-        self.folded += 1
-        self.counts[peer] += 1
-        self.weights[peer] = content.num_examples
-        self.staleness.pop(peer, None)
-        if staleness:
-            self.staleness[peer] = staleness
-        self._keep(peer, {name: value for name, value in content.metrics.items() if not name.startswith(MEASURED)})
-
-    def skip(self, peer: uuid.UUID, reason: str) -> None:
-        """Record that a client had nothing for a task. An asynchronous strategy may have had an update of it before."""
-        self.pending.pop(peer, None)
-        self.failures.pop(peer, None)
-        self.skipped[peer] = reason
-
-    def _keep(self, peer: uuid.UUID, metrics: Mapping[str, Any]) -> None:
-        """Keep the metrics of a client, without its arrays if those of others take all the room."""
-        size, room = elements(metrics), _MAX_ELEMENTS - self.elements + elements(self.client_metrics.get(peer, {}))
-        self.without_room.pop(peer, None)
-        if size > room:
-            self.without_room[peer] = [name for name, value in metrics.items() if not isinstance(value, float)]
-            size, metrics = 0, {name: value for name, value in metrics.items() if isinstance(value, float)}
-        self.elements = _MAX_ELEMENTS - room + size
-        self.client_metrics[peer] = metrics
-
-    def merged(self) -> Merged:
-        """Return the means of the metrics by number of examples; a client counts with its last answer."""
-        lost = Counter(name for names in self.without_room.values() for name in names)
-        return merged(self.client_metrics, self.weights, lost)
-
-    def fail(self, peer: uuid.UUID, failure: ClientFailure) -> bool:
-        """Record a client's failure. Return whether it is recorded.
-
-        An answer that counts, or a skip, outweighs any failure, and the client's own reason any other. A stale answer
-        does not end the wait for the right one, and replaces no other failure.
-        """
-        earlier = self.failures.get(peer)
-        if peer in self.weights or peer in self.skipped or (earlier is not None and earlier.why is FailureKind.FAILED):
-            return False
-        if failure.why is FailureKind.STALE and (peer in self.pending or earlier is not None):
-            return False
-        self.pending.pop(peer, None)
-        self.failures[peer] = failure
-        return True
-
-    def shares(self) -> dict[uuid.UUID, float]:
-        """Return the share of the examples of each client that has more than half of them, among three or more."""
-        total = sum(self.weights.values())
-        if len(self.weights) < _MANY:
-            return {}
-        return {peer: number / total for peer, number in self.weights.items() if number > _LARGE_SHARE * total}
-
-    def void(self, reason: str) -> None:
-        """Turn all answers that count into failures."""
-        self.failures |= dict.fromkeys(self.weights, ClientFailure(FailureKind.VOID, reason))
-        self.weights.clear()
-        self.staleness.clear()
-        self.client_metrics.clear()
-        self.without_room.clear()

@@ -12,10 +12,10 @@ from typing import Any
 
 from fl.compression.auto import AUTO, choose
 from fl.compression.compressor import Compression, Compressor, as_compression
+from fl.envelope import Finished
+from fl.envelope import Task as Envelope
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Content, Job, Reply, Report, Skip, Task, Update, counted
-from fl.outline import Finished
-from fl.outline import Task as Outline
 from fl.tensors.blocks import Scratch, check_finite, sources
 from fl.tensors.model import copied, difference
 from fl.tensors.roles import SENT, Roles, equal, of_role
@@ -56,7 +56,7 @@ class Trainer:
         self.state: dict[str, Any] = {}
         self.local: dict[str, Any] = {}
 
-    def answer(self, task: Outline, rate: float | None = None) -> Finished | str:
+    def answer(self, task: Envelope, rate: float | None = None) -> Finished | str:
         """Do a task that came as bytes. Return the reply as bytes, or the reason why there is none.
 
         rate: of the link to the server, in bytes a second; None: not measured.

@@ -186,7 +186,7 @@ class Communicator:
             self.inbox.discard(peer, self._endpoint.options.events.end)
 
     def set_aside(self, peer: uuid.UUID, reason: str) -> None:
-        """Let messages of others pass the one that is arriving from a client: for fl/server/client_tasks.py.
+        """Let messages of others pass the one that is arriving from a client: for fl/server/members.py.
 
         The client loses its link, gets the reason, and comes back. Until `let_go_on` its messages beyond `window` wait,
         also those that it has not begun. What has arrived of them is kept, unless others need the room.
@@ -201,7 +201,7 @@ class Communicator:
 
     @property
     def is_short(self) -> bool:
-        """Whether a message that has begun waits for `memory`: for fl/server/client_tasks.py."""
+        """Whether a message that has begun waits for `memory`: for fl/server/members.py."""
         return self._endpoint.is_short
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:

@@ -1,8 +1,8 @@
 """The structure of the packages, counted: `python -m tests.structure`.
 
 For each package: the boxes (modules and folders directly in it), the arrows (imports between boxes), the floors (boxes
-on the longest chain of imports), cycles. Then the longest file, the class with the most attributes, the share of
-comment lines, and how often the prose uses words that STYLE rules out.
+on the longest chain of imports), cycles, the share of comment lines. Then the longest files, the classes with the most
+attributes, the tables of clients in fl, and how often the prose uses words that STYLE rules out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("netq", "fl", "edge")
+# Attributes that hold something for each client: mappings and sets of ids, members or tasks, and queues of ids.
+TABLE = re.compile(r"^(dict|set|deque|OrderedDict|Counter)\[(tuple\[)?(uuid\.UUID|Key|bytes\b|object)")
+MANY = 15  # attributes of a class
 HARD_WORDS = re.compile(r"\b(whoever|nobody|somebody|beside)\b", re.IGNORECASE)
 
 
@@ -78,7 +81,7 @@ def _reachable(start: str, boxes: dict[str, set[str]]) -> set[str]:
 
 
 def attributes(package: str) -> Counter[str]:
-    """How many attributes of itself each class assigns."""
+    """How many attributes each class assigns of itself, or declares as the mutable fields of a dataclass."""
     counted: Counter[str] = Counter()
     for name, tree in modules(package).items():
         for node in ast.walk(tree):
@@ -92,8 +95,35 @@ def attributes(package: str) -> Counter[str]:
                         and isinstance(target.value, ast.Name)
                         and target.value.id == "self"
                     }
+                    | _fields(node)
                 )
     return counted
+
+
+def _fields(node: ast.ClassDef) -> set[str]:
+    """The fields of a dataclass that is not frozen."""
+    decorators = [ast.unparse(each) for each in node.decorator_list]
+    if not any(each.startswith("dataclass") and "frozen" not in each for each in decorators):
+        return set()
+    return {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+
+
+def client_tables() -> list[str]:
+    """The attributes of the server in fl that hold something for each client."""
+    found = []
+    for name, tree in modules("fl").items():
+        if not name.startswith(("fl.server.", "fl.report")):
+            continue
+        for owner in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+            frozen = any("frozen" in ast.unparse(each) for each in owner.decorator_list)
+            for node in ast.walk(owner):
+                if isinstance(node, ast.AnnAssign) and TABLE.match(ast.unparse(node.annotation)) and not frozen:
+                    attribute = ast.unparse(node.target)
+                    if attribute.startswith("self.") or node in owner.body:
+                        found.append(f"{owner.name}.{attribute.removeprefix('self.')}")
+    return found
 
 
 def comments(path: Path) -> tuple[int, int]:
@@ -125,8 +155,12 @@ def main() -> None:
     ]
     for size, path in sorted(sizes, reverse=True)[:3]:
         print(f"longest file: {path.relative_to(ROOT)}, {size} lines")
-    for name, count in sum((attributes(package) for package in PACKAGES), Counter[str]()).most_common(3):
+    counted = sum((attributes(package) for package in PACKAGES), Counter[str]())
+    for name, count in counted.most_common(3):
         print(f"most attributes: {name}, {count}")
+    print(f"classes with more than {MANY} attributes: {sum(count > MANY for count in counted.values())}")
+    tables = client_tables()
+    print(f"tables of clients in fl's server: {len(tables)}: {', '.join(tables)}")
     for folder, pattern in (*((package, "*.py") for package in PACKAGES), ("docs", "*.md")):
         texts = [path.read_text(encoding="utf-8") for path in (ROOT / folder).rglob(pattern)]
         hard = sum(bool(HARD_WORDS.search(line)) for text in texts for line in text.splitlines())

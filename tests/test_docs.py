@@ -13,6 +13,8 @@ import pytest
 import edge
 import fl
 import netq
+from fl.report import FailureKind
+from fl.server.member import State
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -47,7 +49,16 @@ def functions(path: Path) -> set[str]:
 def test_each_function_named_with_its_file_exists(page: Path) -> None:
     named = re.findall(r"`((?:netq|fl|edge)/[\w/]+\.py)`\s+`([\w.]+)`", page.read_text())
     assert [(path, name) for path, name in named if name not in functions(ROOT / path)] == []
-    assert len(named) > 50 or page.stem != "life-of-a-message"
+    assert len(named) > {"life-of-a-message": 50, "life-of-an-update": 25}.get(page.stem, -1)
+
+
+def test_the_life_of_an_update_has_every_state_and_event() -> None:
+    page = (ROOT / "docs" / "explanation" / "life-of-an-update.md").read_text()
+    states = page.partition("## The round around it")[2].partition("## From train")[0]
+    rows = re.findall(r"^\| ([A-Z, ]+) \|", states, re.MULTILINE)
+    assert {name for row in rows for name in row.split(", ")} == set(State.__members__)
+    kinds = set(FailureKind.__members__) - {"ERROR", "FAILED", "INVALID"}  # of rows 12 and 13, and of the reply
+    assert kinds <= set(re.findall(r"\b[A-Z]{4,}\b", page))
 
 
 @pytest.mark.parametrize("package", [netq, fl, edge], ids=lambda package: package.__name__)

@@ -66,7 +66,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.tensors*"],
     ["fl.aggregation*"],
     ["fl.compression*"],
-    ["fl.outline", "fl.properties"],
+    ["fl.envelope", "fl.properties"],
     ["fl.metrics"],
     ["fl.messages", "fl.report", "fl.membership"],
     ["fl.conversation"],

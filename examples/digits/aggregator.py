@@ -37,7 +37,7 @@ def main() -> None:
         options,
         strategy=fl.FedAvg(),
         min_clients=fewest,
-        grace=2.0,
+        patience=fl.Patience(grace=2.0),
         config={"seed": args.seed},
         protocol=netq.Protocol(args.protocol),
     ) as server:

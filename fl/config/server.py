@@ -61,11 +61,8 @@ from netq.text import describe
 from netq.validate import is_number
 
 _ADDRESS = ("host", "port", "protocol")
-# Arguments of fl.Server.
-_SETTINGS = (
-    *("min_clients", "wait", "deadline", "close_early", "suspend_after", "void_rounds", "void_pause"),
-    *("grace", "evaluate", "memory_limit"),
-)
+_PATIENCE = ("deadline", "close_early", "suspend_after", "void_rounds", "void_pause", "grace")  # fields of fl.Patience
+_SETTINGS = ("min_clients", "wait", *_PATIENCE, "evaluate", "memory_limit")
 
 
 _LINGER = "seconds, 0 or more, as in 60.0"
@@ -166,7 +163,7 @@ class Config:
             netloc=self.netloc, connection=self.connection, security=self.security, seal=self.seal, mqtt=self.mqtt
         )
         settings = {
-            **self.settings,
+            **self.arguments(),
             "strategy": self.strategy,
             "protocol": self.protocol,
             "checkpoint": self.checkpoint,
@@ -181,6 +178,12 @@ class Config:
         except (InvalidOption, SecurityError) as error:
             raise InvalidOption(f"{self.path}: {in_file_terms(error)}") from error
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the settings as arguments of fl.Server. Raises InvalidOption."""
+        patience = {name: value for name, value in self.settings.items() if name in _PATIENCE}
+        others = {name: value for name, value in self.settings.items() if name not in _PATIENCE}
+        return {**others, "patience": fl.Patience(**patience)}
+
     def simulated(self) -> Config:
         """Return this configuration with other names for what it writes, so that a service's files stay as they are."""
         json, tensorboard = _simulated(self.callbacks.json), _simulated(self.callbacks.tensorboard)
@@ -188,9 +191,7 @@ class Config:
         best = dict(self.save_best)
         if best:
             best["path"] = _simulated(best["path"])
-        settings = {
-            name: value for name, value in self.settings.items() if name != "void_pause"
-        }  # nothing would change
+        settings = {**self.settings, "void_pause": 0.0}  # nothing would change in a pause
         return replace(self, settings=settings, save=_simulated(self.save), save_best=best, callbacks=callbacks)
 
     def initial_model(self) -> Mapping[str, Any]:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import netq
-from fl.flower.outline import UNAVAILABLE, Ask, End, Files, failure, fetch, leave, other_version
+from fl.envelope import Finished
+from fl.flower.envelope import UNAVAILABLE, Ask, End, Files, failure, fetch, leave, other_version
 from fl.membership import Membership
-from fl.outline import Finished
 from netq.runtime.log_dedup import LogDedup
 
 log = logging.getLogger("netq.fl")
@@ -28,7 +28,7 @@ _BYTES = 2**26
 
 
 class Conversation:
-    """The messages of one session. Its communicator has the serialisation fl.flower.outline.OUTLINES.
+    """The messages of one session. Its communicator has the serialisation fl.flower.envelope.ENVELOPES.
 
     version: of the node's app; "" if unknown.
     has:     whether a version of the app is here. None: the node has an app of its own, for all versions.

@@ -24,6 +24,7 @@ from flwr.app import Error, Message, Metadata, RecordDict
 
 import netq
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
+from fl.flower.envelope import END
 from fl.flower.grid_messages import (
     MESSAGES,
     Ask,
@@ -35,7 +36,6 @@ from fl.flower.grid_messages import (
     write_ask,
     write_files,
 )
-from fl.flower.outline import END
 from fl.flower.record_codec import nbytes
 from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
 from fl.flower.signed_app import SignedApp

@@ -11,7 +11,7 @@
 An Ask is the same for all nodes of a batch, so that it is serialised and put once. Both sides compute a message's id
 from its batch and its node. If a node cannot read a message, the `batch` of its Reply is None. Messages are serialised
 as fl's own are (fl/tensors/json_format.py). `read_ask` and `read_reply` check all fields, and
-raise Unreadable. The messages without arrays are written by fl/flower/outline.py. Pure.
+raise Unreadable. The messages without arrays are written by fl/flower/envelope.py. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import Error, Metadata, RecordDict
 
-from fl.flower.outline import NAME, REASON, VERSION, failure, is_name
+from fl.flower.envelope import NAME, REASON, VERSION, failure, is_name
 from fl.flower.record_codec import check_value, decode, encode
 from fl.flower.signed_app import SignedApp
 from fl.tensors.serialization import expect, messages

@@ -11,14 +11,14 @@ from typing import Any
 
 from flwr.app import Context, Message, Metadata, RecordDict
 
+from fl.envelope import Finished
 from fl.flower._compat import SUPERLINK_NODE_ID, make_message
 from fl.flower.apps import ClientApp
+from fl.flower.envelope import Ask as Envelope
+from fl.flower.envelope import Files
 from fl.flower.grid_messages import MESSAGES, Ask, Reply, message_id, read_ask, read_files, write_reply
-from fl.flower.outline import Ask as Outline
-from fl.flower.outline import Files
 from fl.flower.record_codec import decode, encode
 from fl.flower.signed_app import ReceivedApps, SignedApp
-from fl.outline import Finished
 from netq.errors import SecurityError, Unreadable
 from netq.text import describe, text_of
 
@@ -47,7 +47,7 @@ class NodeTasks:
         self._usage = usage
         self._context = Context(0, node, dict(config), RecordDict(), {})
 
-    def answer(self, task: Outline | Files) -> Finished | str:
+    def answer(self, task: Envelope | Files) -> Finished | str:
         """Reply to a message, or store an app. Return the reply as bytes, or the reason why there is none."""
         try:
             plain = MESSAGES.load(task.stream)
@@ -72,7 +72,7 @@ class NodeTasks:
         except (KeyError, TypeError, Unreadable) as error:
             raise ValueError(f"these are no values of a node: {error}") from error
 
-    def _reply(self, task: Outline, ask: Ask) -> Finished | str:
+    def _reply(self, task: Envelope, ask: Ask) -> Finished | str:
         """Run the app, and keep its context if there is a reply."""
         log.info("%s", task.title)
         context = self._context_for(ask)

@@ -7,7 +7,7 @@ update.
 A client that sends too slowly while others wait gives its place back, and stands behind them: `slow` finds it, and
 `defer` moves it. With its next updates it takes no room that another client at work might need.
 
-Pure; owned by fl/server/client_tasks.py.
+Pure; owned by fl/server/members.py. What is known of a client's update is its `Member.place`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import math
 import statistics
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
+
+from fl.server.member import Measured, Member, Place
 
 _RATES = 15  # of the last updates: their median is the usual rate
 _SHORTEST = 0.5  # seconds over which a rate is measured at least
@@ -44,79 +46,82 @@ class Admission:
     def __init__(self, room: int) -> None:
         self.room = room
         self.patience = math.inf
-        self._waiting: dict[uuid.UUID, int] = {}  # bytes; the first is admitted next
-        self._admitted: dict[uuid.UUID, int] = {}
-        self._since: dict[uuid.UUID, float] = {}  # when each client was admitted first
+        self.waiting: dict[uuid.UUID, Member] = {}  # for their admission; changed here only
+        self._admitted: dict[uuid.UUID, Member] = {}
         self._rates: deque[float] = deque(maxlen=_RATES)  # bytes a second
-        self._measured: dict[uuid.UUID, tuple[int, float]] = {}  # bytes sent, and when that was seen
-        self._slow: dict[uuid.UUID, int] = {}  # updates until each client is no longer known as slow
+        self._looks = 0  # calls of `slow`
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a client waits for its admission."""
-        return bool(self._waiting)
-
-    def offer(self, peer: uuid.UUID, size: int) -> None:
+    def offer(self, member: Member, size: int) -> None:
         """Queue a client's update of `size` bytes. A second offer replaces the first, at the end of the queue."""
-        self.leave(peer)
-        self._waiting[peer] = size
+        self.leave(member)
+        member.place = Place(size)
+        self.waiting[member.id] = member
 
-    def defer(self, peer: uuid.UUID, size: int) -> None:
+    def defer(self, member: Member, size: int) -> None:
         """Know a client as slow. Take its place away, and let it wait behind the others, with what is still to come."""
-        self._slow[peer] = _PROOF
-        self._admitted.pop(peer, None)
-        self._waiting.pop(peer, None)
-        self._waiting[peer] = size
+        member.slow = _PROOF
+        member.place = Place(size, since=None if member.place is None else member.place.since)
+        self._admitted.pop(member.id, None)
+        self.waiting.pop(member.id, None)
+        self.waiting[member.id] = member
 
-    def arrive(self, peer: uuid.UUID, size: int, now: float) -> None:
+    def arrive(self, member: Member, size: int, now: float) -> None:
         """Note that a client's update has arrived. It takes its place until the client leaves."""
-        since = self._since.pop(peer, now)
-        if peer in self._slow:
-            self._slow[peer] -= 1
-            if not self._slow[peer]:
-                del self._slow[peer]
-        elif now > since:
-            self._rates.append(size / (now - since))
-        if self._waiting.pop(peer, None) is not None:
-            self._admitted[peer] = size
+        place = member.place
+        if member.slow:
+            member.slow -= 1
+        elif place is not None and place.since is not None and now > place.since:
+            self._rates.append(size / (now - place.since))
+        if place is not None and not place.is_admitted:
+            place.size = size
+            self._admit(member, None)
 
-    def withdraw(self, peer: uuid.UUID) -> None:
+    def withdraw(self, member: Member) -> None:
         """Remove a client that waits. An admitted client stays admitted: its update is on its way."""
-        self._waiting.pop(peer, None)
+        if member.place is not None and not member.place.is_admitted:
+            self.leave(member)
 
-    def leave(self, peer: uuid.UUID) -> None:
+    def leave(self, member: Member) -> None:
         """Remove a client that waits or is admitted. Does nothing for other clients."""
-        for by_peer in (self._waiting, self._admitted, self._since, self._measured):
-            by_peer.pop(peer, None)
+        self.waiting.pop(member.id, None)
+        self._admitted.pop(member.id, None)
+        member.place = member.measured = None
 
-    def keep(self, peers: Mapping[uuid.UUID, object]) -> None:
+    def keep(self, known: Mapping[uuid.UUID, object]) -> None:
         """Forget all other clients."""
-        for peer in (self._waiting.keys() | self._admitted.keys() | self._slow.keys()) - peers.keys():
-            self.leave(peer)
-            self._slow.pop(peer, None)
+        for member in [*self.waiting.values(), *self._admitted.values()]:
+            if member.id not in known:
+                self.leave(member)
 
-    def admit(self, now: float, at_work: Callable[[], Collection[uuid.UUID]] = tuple) -> dict[uuid.UUID, int]:
-        """Admit clients while there is room. Return the size of each client admitted by this call.
+    def admit(self, now: float, at_work: Callable[[], Iterable[Member]] = tuple) -> list[Member]:
+        """Admit clients while there is room. Return those admitted by this call.
 
-        at_work: returns the clients that may offer an update; called if a client is known as slow.
+        at_work: returns the clients that may offer an update; called if the next one is known as slow.
         """
-        admitted = {}
-        others = bool(self._slow) and not self._slow.keys() >= set(at_work())
-        while (peer := self._next()) is not None:
-            size, gives_way = self._waiting[peer], others and peer in self._slow
+        admitted: list[Member] = []
+        while (member := self._next()) is not None and member.place is not None:
+            gives_way = member.slow > 0 and any(not each.slow for each in at_work())
+            taken = sum(each.place.size for each in self._admitted.values() if each.place is not None)
             # A slow client leaves as much room as it takes, for one of the others.
-            taken = sum(self._admitted.values()) + size * (2 if gives_way else 1)
+            taken += member.place.size * (2 if gives_way else 1)
             if (self._admitted or gives_way) and taken > self.room:
                 break
-            self._admitted[peer] = admitted[peer] = self._waiting.pop(peer)
-            self._since.setdefault(peer, now)
+            self._admit(member, now if member.place.since is None else member.place.since)
+            admitted.append(member)
         return admitted
 
-    def _next(self) -> uuid.UUID | None:
+    def _next(self) -> Member | None:
         """Return the client that is admitted next."""
-        return next((peer for peer in self._waiting if peer not in self._slow), next(iter(self._waiting), None))
+        waiting = self.waiting.values()
+        return next((each for each in waiting if not each.slow), next(iter(waiting), None))
 
-    def slow(self, sending: Mapping[uuid.UUID, Sending], now: float) -> list[uuid.UUID]:
+    def _admit(self, member: Member, since: float | None) -> None:
+        assert member.place is not None
+        member.place.is_admitted, member.place.since = True, since
+        del self.waiting[member.id]
+        self._admitted[member.id] = member
+
+    def slow(self, sending: Mapping[Member, Sending], now: float) -> list[Member]:
         """Return the clients that have sent too little since their last measurement: others wait for their room.
 
         A client has to keep the rate with which it is done in time, and half of the usual rate; one that sends more
@@ -126,34 +131,29 @@ class Admission:
         sending: the clients whose updates are on their way.
         """
         usual = statistics.median(self._rates) if self._rates else 0.0
-        before, self._measured = self._measured, {}
+        self._looks += 1
         slow = []
-        for peer, (sent, left, until, is_held, is_wrong) in sending.items():
-            begin, since = before.get(peer, (sent, now))
+        for member, (sent, left, until, is_held, is_wrong) in sending.items():
+            last = member.measured
+            if last is None or last.look != self._looks - 1:
+                last = Measured(self._looks, sent, now)
+            begin, since = last.sent, last.since
             if is_wrong:
-                slow.append(peer)
+                slow.append(member)
             elif is_held or sent < begin:  # with a new session a client's bytes count from 0
                 begin, since = sent, now
             elif now - since >= min(self.patience, max(_SHORTEST, 2 * left / usual) if usual else math.inf):
                 if (sent - begin) / (now - since) < max(usual / 2, left / max(until - now, 1e-3)):
-                    slow.append(peer)
+                    slow.append(member)
                 begin, since = sent, now
-            self._measured[peer] = begin, since
+            member.measured = Measured(self._looks, begin, since)
         return slow
 
-    def in_the_way(self) -> list[uuid.UUID]:
+    def in_the_way(self) -> list[Member]:
         """Return the clients known as slow that have a place for which another client waits."""
-        if not self._slow or self._slow.keys() >= self._waiting.keys():
+        if all(each.slow for each in self.waiting.values()):
             return []
-        return [peer for peer in self._admitted if peer in self._slow]
-
-    def is_admitted(self, peer: uuid.UUID) -> bool:
-        """Return whether a client has a place."""
-        return peer in self._admitted
-
-    def size(self, peer: uuid.UUID) -> int:
-        """Return the bytes of a client that waits or is admitted, 0 for any other."""
-        return self._admitted.get(peer) or self._waiting.get(peer, 0)
+        return [each for each in self._admitted.values() if each.slow]
 
     def share(self, clients: int) -> int:
         """Return the bytes that each of `clients` may send without an offer: with them, all fit into the room."""

@@ -1,7 +1,7 @@
 """Makes the next model of a round's updates: each tensor by its role (fl/tensors/roles.py).
 
 The strategy gets the trained tensors, and others that it asks for (Strategy.roles). The mean of the rest is taken here
-(fl/aggregation/statistics.py), and constants are compared. Called by fl/server/server.py and fl/server/collector.py, in
+(fl/aggregation/statistics.py), and constants are compared. Called by fl/server/server.py, in
 the server's thread.
 """
 

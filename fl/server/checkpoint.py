@@ -12,24 +12,31 @@ it runs no code.
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import hashlib
 import logging
 import os
+import reprlib
 import stat
 import struct
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from fl.errors import CheckpointError
+from fl.errors import CheckpointError, InvalidUpdate
+from fl.strategies.base import Strategy
 from fl.tensors.checks import unserializable
+from fl.tensors.roles import State, are_roles, assign
 from fl.tensors.serialization import own_file
 from netq.buffers import Buffer
-from netq.errors import Unreadable
+from netq.errors import InvalidOption, Unreadable
 from netq.protocol.memory import Memory
+from netq.text import describe, printable
 from netq.utils.files import open_regular, replacing
 from netq.utils.stream import Stream
+from netq.validate import is_whole
 
 log = logging.getLogger("netq.fl")
 
@@ -163,3 +170,56 @@ def _read_body(path: Path, file: BinaryIO) -> memoryview:
     if digest.digest() != file.read(_DIGEST):
         raise CheckpointError(f"{path}: is damaged: its bytes have changed since they were written")
     return body
+
+
+class Saved(NamedTuple):
+    """What a checkpoint has besides the strategy's state."""
+
+    federation: uuid.UUID
+    number: int
+    is_over: bool
+    standings: Mapping[str, Any]  # of its clients
+    model: State
+
+
+def restored(path: str | os.PathLike[str], strategy: Strategy) -> Saved:
+    """Restore a strategy from a checkpoint, and return the rest. Raises CheckpointError."""
+    state = load(path)
+    match state:
+        case {
+            "federation": bytes(federation),
+            "number": int(number),
+            "is_over": bool(is_over),
+            "standings": dict(standings),
+            "model": dict(model),
+            "roles": dict(roles),
+            "strategy": {"name": str(name), "state": dict(own)},
+        } if len(federation) == 16 and is_whole(number, 1, 2**62) and model and are_roles(roles):
+            ours = type(strategy).__name__
+            if name != ours:
+                raise CheckpointError(
+                    f"{path}: is of the strategy {printable(name)}, and this is {ours}; give the one it is of"
+                )
+            try:
+                strategy.restore(copy.deepcopy(own))  # a view would keep the memory of the whole file
+            except KeyError as error:
+                raise CheckpointError(
+                    f"{path}: its strategy has no {error}; give the strategy as it was made"
+                ) from error
+            except CheckpointError as error:
+                raise CheckpointError(f"{path}: {error}") from error
+            except Exception as error:  # of the strategy, whose state may be anything
+                raise CheckpointError(
+                    f"{path}: {ours} cannot restore its state: {printable(describe(error))}"
+                ) from error
+            try:
+                assign(found := State(model, roles), None)
+            except (InvalidOption, InvalidUpdate) as error:
+                raise CheckpointError(f"{path}: {error}; expected a checkpoint of this version") from error
+            return Saved(uuid.UUID(bytes=federation), number, is_over, standings, found)
+        case _:
+            has = reprlib.repr(list(state))[1:-1]
+            raise CheckpointError(
+                f"{path}: is not of a server: it has {has}; expected federation, number, is_over, standings, "
+                "model, roles and strategy"
+            )

@@ -1,6 +1,6 @@
 """Tracks the tasks that peers were given, until each task has an answer or can no longer get one.
 
-Used by fl/server/client_tasks.py in the server's thread, and by fl/flower/grid.py in any thread. Owns the communicator.
+Used by fl/server/members.py in the server's thread, and by fl/flower/grid.py in any thread. Owns the communicator.
 Its user knows what a task asks and what a reply says; the dispatcher knows neither.
 
 A task fails, with a ClientFailure as its answer, if
@@ -31,9 +31,10 @@ import math
 import threading
 import time
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import netq
@@ -53,8 +54,16 @@ _CHECK = 1.0  # seconds between checks of the connections of all peers that have
 _RECEIVE = 1e-9  # seconds of the communicator's loop that each byte of a message takes, about
 
 
+@dataclass(eq=False)
+class _Part:
+    """Data for the peers of an open task. None: there was an `ask` after it."""
+
+    data: Any
+
+
 class _Task(NamedTuple):
     peer: uuid.UUID
+    part: _Part
     number: int  # of its `ask`: 1, 2, …
     limit: float  # seconds
     until: float  # end of the time limit, by time.monotonic()
@@ -98,7 +107,7 @@ class TaskDispatcher(Generic[Key]):
         self._answers: dict[Key, Any] = {}  # not taken yet
         self._reader: int | None = None  # the thread that reads
         self._number = 0  # of the last `ask`
-        self._data: dict[Key, Any] = {}  # of the open tasks of the last `ask`
+        self._parts = weakref.WeakSet[_Part]()  # of the last `ask`, while tasks of it are open
         self._next_check = -math.inf  # by time.monotonic()
         # What each message costs, for the thread that reads.
         self._allowance = Allowance()
@@ -125,14 +134,16 @@ class TaskDispatcher(Generic[Key]):
         """
         with self._changed:  # so that no answer is read before its task is known
             self._number += 1
-            self._data = {}
+            for part in self._parts:
+                part.data = None
+            self._parts.clear()
             until = time.monotonic() + limit
             self._next_check = min(self._next_check, until)
             for data, tasks in parts:
-                delivery = self.queue.put(data, *tasks)
-                for (peer, key), part in zip(tasks.items(), delivery.futures, strict=True):
-                    self._tasks[key] = _Task(peer, self._number, limit, until, part, keep_late)
-                    self._data[key] = data
+                deliveries, part = self.queue.put(data, *tasks).futures, _Part(data)
+                self._parts.add(part)
+                for (peer, key), delivery in zip(tasks.items(), deliveries, strict=True):
+                    self._tasks[key] = _Task(peer, part, self._number, limit, until, delivery, keep_late)
 
     def announce(self, data: Any, peers: Collection[uuid.UUID]) -> None:
         """Send data to peers, on a lane of its own: it passes a task that is being sent."""
@@ -148,7 +159,7 @@ class TaskDispatcher(Generic[Key]):
     def answer(self, key: Key, content: Any) -> bool:
         """Answer an open task. Return False, and do nothing, if the task is not open."""
         with self._changed:
-            if self._pop(key) is None:
+            if self._tasks.pop(key, None) is None:
                 return False
             self._answers[key] = content
             self._changed.notify_all()
@@ -238,7 +249,7 @@ class TaskDispatcher(Generic[Key]):
     def forget(self, keys: Collection[Key]) -> None:
         """Wait for no answer to these tasks. Cancel those that are not delivered."""
         with self._changed:
-            tasks = [task for key in keys if (task := self._pop(key)) is not None]
+            tasks = [task for key in keys if (task := self._tasks.pop(key, None)) is not None]
             for key in keys:
                 self._answers.pop(key, None)
         for task in tasks:
@@ -341,7 +352,7 @@ class TaskDispatcher(Generic[Key]):
         with self._changed:
             for key, failure in failures.items():
                 self._fail(key, failure)
-            for key in again & self._data.keys():
+            for key in again:
                 self._repeat(key)
             limits = [task.until for task in self._tasks.values() if not task.is_late]
             self._next_check = min([now + _CHECK, *limits])
@@ -382,15 +393,13 @@ class TaskDispatcher(Generic[Key]):
 
     def _repeat(self, key: Key) -> None:
         """Send a task to the new session of its peer."""
-        task = self._tasks[key]
+        task = self._tasks.get(key)
+        if task is None:  # answered, or forgotten, since the check
+            return
         task.delivery.cancel()
         log.info("%s: was started again, and gets its %s again", task.peer, self._noun)
-        (part,) = self.queue.put(self._data[key], task.peer).futures
-        self._tasks[key] = task._replace(delivery=part, repeats=task.repeats + 1)
-
-    def _pop(self, key: Key) -> _Task | None:
-        self._data.pop(key, None)
-        return self._tasks.pop(key, None)
+        (delivery,) = self.queue.put(task.part.data, task.peer).futures
+        self._tasks[key] = task._replace(delivery=delivery, repeats=task.repeats + 1)
 
     def _fail(self, key: Key, failure: ClientFailure) -> None:
         task = self._tasks.get(key)

@@ -3,16 +3,15 @@
 wait for min_clients ──► select ──► send the model ──► fold each update as it arrives ──► finish
                                                          until enough have answered, or the deadline
 
-With an asynchronous strategy (Strategy.buffer) a round does not wait for all: a client that has answered is asked
-again, and the round ends after a number of updates.
+`Server.round` is this line as code. With an asynchronous strategy (Strategy.buffer) a round does not wait for all: a
+client that has answered is asked again, and the round ends after a number of updates.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
-import reprlib
+import random
 import secrets
 import threading
 import time
@@ -21,47 +20,43 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
-from itertools import islice
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, TypeAlias
 
 import netq
 from fl.callbacks.base import Callback, Callbacks
-from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewUpdates
-from fl.messages import Description, Job, Task
-from fl.outline import Purpose
+from fl.envelope import PURPOSES, Purpose
+from fl.errors import CheckpointError, InvalidUpdate, TooFewUpdates
+from fl.messages import Description, Job, Task, Update
 from fl.properties import ClientInfo
-from fl.report import ClientFailure, FailureKind, RoundReport, RoundState
-from fl.schedules import Schedule, resolved
+from fl.report import RoundReport
+from fl.schedules import resolved
 from fl.server import details
 from fl.server.aggregation import Aggregation
-from fl.server.checkpoint import Checkpoint, load
-from fl.server.client_tasks import ClientTasks
-from fl.server.collector import UpdateCollector
+from fl.server.answers import Answers
+from fl.server.checkpoint import Checkpoint, restored
 from fl.server.limits import limits
-from fl.server.validation import (
-    check_config,
-    check_limits,
-    check_settings,
-    checked_callbacks,
-    checked_evaluation,
-    deadline_of,
-)
-from fl.server.waiting import SETTLE, pause_after, until_connected
+from fl.server.member import Member
+from fl.server.members import Members
+from fl.server.patience import Attempts, Patience
+from fl.server.round import Round
+from fl.server.rule import RoundRule
+from fl.server.standing import Standing
+from fl.server.validation import check_config, check_settings, checked_callbacks, checked_evaluation
+from fl.server.waiting import SETTLE, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import separate
-from fl.tensors.roles import IN_MODEL, State, are_roles, assign, check_values, of_role, summary
-from fl.tensors.spec import Model, plain, specs_of
-from netq.text import describe, printable
+from fl.tensors.roles import IN_MODEL, assign, check_values, of_role, summary
+from fl.tensors.spec import Model, nbytes, plain, specs_of
+from netq.text import describe
 from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
 
+_Figures: TypeAlias = Mapping[uuid.UUID, netq.Statistics]
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
-_NAMED = 3  # clients that an error or a line of the log names
-_OF_PROGRAMS = (FailureKind.INVALID, FailureKind.FAILED, FailureKind.ERROR, FailureKind.VOID)  # and of no link
-_ALIKE = 6  # attempts of the first round, if all fail alike: 31 s of pauses, in which further devices have connected
+_NAMED = 3  # clients that a line of the log names
 
 
 class Server:
@@ -74,17 +69,7 @@ class Server:
     min_clients:  clients that must be connected for a round to begin, and updates that it needs to count (all, where
                   the strategy selects fewer).
     wait:         clients that must be connected for the first round of the federation to begin. None: min_clients.
-    deadline:     seconds; a client that has not answered by then is late, and the round closes. Or a function of the
-                  number of the round (fl.schedules).
-    close_early:  True: a round that has enough updates closes without clients that have never answered, and without
-                  those that take a second longer than three times their last answer. The same for evaluations. A new
-                  client counts from its second task on.
-    suspend_after: tasks without a good answer, among a client's last eight times as many, after which it is suspended:
-                  rounds do not wait for it until it has given some good answers.
-    void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled. 6 at most for the
-                  first round, if all clients fail for the same reason each time.
-    void_pause:   seconds before the second attempt of a round; twice as many before each further one, 60 at most.
-    grace:        seconds; a client without a connection for longer is lost, and the round does not wait for it.
+    patience:     how long it waits for answers, for lost clients, and for a round that counts (fl.Patience).
     roles:        what tensors are, by name or by pattern, as in {"*.bn*": "local", "mask": "constant"}: "trained",
                   "averaged", "unit", "constant" or "local" (fl/tensors/roles.py). Others are what `fl.state` says of
                   them, or what names and values tell. A local tensor is in no model of the server.
@@ -108,12 +93,7 @@ class Server:
         strategy: Strategy | None = None,
         min_clients: int = 2,
         wait: int | None = None,
-        deadline: float | Schedule = 600.0,
-        close_early: bool = False,
-        suspend_after: int = 3,
-        void_rounds: int = 10,
-        void_pause: float = 1.0,
-        grace: float = 10.0,
+        patience: Patience | None = None,
         roles: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | Callable[[ClientInfo], Mapping[str, Any]] | None = None,
         evaluate: bool | Mapping[str, Any] = False,
@@ -122,9 +102,7 @@ class Server:
         callbacks: Iterable[Callback] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
-        check_settings(model, options, strategy, min_clients, grace, config)
-        seconds, self._deadline = deadline_of(deadline, 1), deadline
-        check_limits(min_clients, wait, close_early, suspend_after, void_rounds, void_pause)
+        check_settings(model, options, strategy, min_clients, wait, patience, config)
         self._roles = assign(model, roles)
         check_values(model, self._roles)
         if set(self._roles.values()) != {"trained"}:
@@ -142,26 +120,22 @@ class Server:
             log.warning("%s needs %d updates; with min_clients=%d a round may come to nothing", who, least, min_clients)
         self._min_clients = min_clients
         self._wait = min_clients if wait is None else wait
-        self._void_rounds = void_rounds
-        self._void_pause = void_pause
-        self._grace = grace
-        self._counted: set[uuid.UUID] = set()  # clients of the last round that counted, while they are there
-        self._dominant: set[uuid.UUID] = set()  # clients with more than half of the examples of the last round
-        self._has_begun = False  # the first round of this server
-        self._voids = 0  # attempts since the last round that counted
-        self._alike: set[ClientFailure] = set()  # the failure of all clients in each of them, if there is one
+        self._patience = patience or Patience()
+        first = self._patience.deadline_of(1)
+        self._standings = {each: Standing(self._patience.suspend_after, first, each) for each in PURPOSES}
+        self._attempts = Attempts(self._patience)
+        self._last_round = 0  # the number of the last attempt
         self._config: Mapping[str, Any] = {} if callable(config) else dict(config or {})
         self._config_by_client = config if callable(config) else None
         self._evaluation = checked_evaluation(evaluate)
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
         self._closed = threading.Event()
-        self._has_said_end = False
         try:
-            self._tasks = ClientTasks(
+            self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,
                 run=secrets.randbits(63),
-                grace=grace,
+                grace=self._patience.grace,
                 bounds=bounds,
                 callbacks=self._callbacks,
                 describe=self._description,
@@ -171,17 +145,6 @@ class Server:
             if self._checkpoint is not None:
                 self._checkpoint.close()
             raise
-        self._strategy.properties = self._tasks.properties
-        self._collector = UpdateCollector(
-            self._tasks,
-            self._strategy,
-            self._aggregation,
-            self._callbacks,
-            min_clients=min_clients,
-            deadline=seconds,
-            suspend_after=suspend_after,
-            close_early=close_early,
-        )
 
     @classmethod
     def resume(
@@ -194,14 +157,15 @@ class Server:
         Raises CheckpointError.
         """
         strategy = settings["strategy"] = settings.get("strategy") or FedAvg()
-        saved = _restored(path, load(path), strategy)
+        saved = restored(path, strategy)
         options = replace(options or netq.CommunicatorOptions(), id=saved.federation)
         try:
             server = cls(saved.model, options, **{"checkpoint": path, **settings})
         except InvalidUpdate as error:
             raise CheckpointError(f"{path}: {error}; give the strategy as it was made") from error
         try:
-            server._collector.restore(saved.standings)
+            for purpose, standing in server._standings.items():
+                standing.restore(saved.standings[purpose], server._members.of)
         except (KeyError, TypeError, ValueError) as error:
             server.close(0.0)
             raise CheckpointError(f"{path}: its clients' standings cannot be restored: {describe(error)}") from error
@@ -212,16 +176,16 @@ class Server:
     @property
     def netloc(self) -> netq.NetworkLocation:
         """Where the server listens."""
-        return self._tasks.queue.netloc
+        return self._members.queue.netloc
 
     @property
     def clients(self) -> tuple[uuid.UUID, ...]:
         """The clients that are connected now, and take part."""
-        return tuple(id for id, each in self.statistics().items() if each.connected and self._tasks.takes_part(id))
+        return tuple(id for id, each in self.statistics().items() if each.connected and self._members.takes_part(id))
 
     def statistics(self) -> dict[uuid.UUID, netq.Statistics]:
         """Return figures of the clients' sessions, and how each link is protected (`security`)."""
-        return self._tasks.queue.statistics()
+        return self._members.queue.statistics()
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Run rounds until `count` have counted, or a callback stops. Yield each report when `model` is the new one.
@@ -243,62 +207,27 @@ class Server:
                 self._pause(report)
 
     def round(self) -> RoundReport:
-        """Run one attempt of a round. If it does not count, the report has no clients, and the number stays."""
-        self.wait(self._wait if self.number == 0 and not self._voids else self._min_clients)
-        clients = self._present()
-        number, attempt = self.number + 1, self._voids + 1
-        self._warn_of_absent(number, clients)
-        if callable(self._deadline):
-            self._collector.deadline = deadline_of(self._deadline, number)
-        if not self._has_begun:
-            self._has_begun = True
-            self._callbacks.federation_begins(self._details())
-        self._callbacks.round_begins(number, clients)
-        self._tasks.renewed.clear()
+        """Run one attempt of a round. If it does not count, the report has no clients, and the number stays.
+
+        Source: McMahan et al., 2017, "Communication-efficient learning of deep networks from decentralized data",
+        algorithm 1. Strategies differ in how they fold and finish, rounds in their rule (fl/server/rule.py).
+        """
+        number, attempt, clients = self._begin()
         begin, before = time.monotonic(), self.statistics()
-        evaluation = RoundState()
         try:
-            training = self._train(number, clients)
-            if training.weights:
-                self._voids = 0
-            elif self._tasks.visitors.isdisjoint(clients):  # else the round has begun with one that wants no task
-                self._voids = attempt
-            if self._evaluation.every and number % self._evaluation.every == 0:
-                task, fraction = self._task(number, "evaluate"), self._evaluation.fraction
-                evaluation = self._collector.evaluate(task, training.weights, fraction)
+            training = self._select(self._task(number, "train"), clients)
+            for update in training:  # asks the clients, and takes each update as it arrives
+                with training.counting(update):
+                    self._aggregation.fold(self.model, update.content, update.client, update.staleness)
+            self._finish(number, training)
+            is_evaluated = self._evaluation.every and number % self._evaluation.every == 0
+            evaluation = self._evaluate(number, training.answers.counted) if is_evaluated else Answers()
         except BaseException:  # else clients would stay busy, and their answers would count in the next round
-            self._tasks.forget_all()
+            self._members.forget_all()
+            self._aggregation.abandon()
             raise
-        received, sent = self._traffic(before)
-        metrics, evaluated = training.merged(), evaluation.merged()
-        report = RoundReport(
-            number=number,
-            attempt=attempt,
-            clients=tuple(training.weights),
-            failures=training.failures,
-            evaluation_failures=evaluation.failures,
-            skipped=training.skipped,
-            evaluation_skipped=evaluation.skipped,
-            not_finite=metrics.not_finite,
-            evaluation_not_finite=evaluated.not_finite,
-            left_out=metrics.left_out,
-            evaluation_left_out=evaluated.left_out,
-            num_examples=training.weights,
-            evaluation_examples=evaluation.weights,
-            metrics=metrics.values,
-            evaluation=evaluated.values,
-            seconds=time.monotonic() - begin,
-            bytes_in=received,
-            bytes_out=sent,
-            staleness=training.staleness,
-            client_metrics=training.client_metrics,
-            client_evaluation=evaluation.client_metrics,
-            shares=training.shares(),
-            suspended=tuple(self._collector.suspended()),
-        )
-        self._counted = set(report.clients) or self._counted
-        self._warn_of(report.shares)
-        self._callbacks.round_ends(report, self.model)
+        report = self._report(number, attempt, training.answers, evaluation, begin, before)
+        self._end(report, clients)
         return report
 
     def wait(self, count: int, timeout: float | None = None) -> tuple[uuid.UUID, ...]:
@@ -308,20 +237,17 @@ class Server:
             self._check_open()
             return self.clients
 
-        changed, read = self._tasks.sessions_changed, self._tasks.read
-
-        def is_new() -> bool:
-            return any(map(self._tasks.is_new, self.statistics()))
-
+        members = self._members
+        changed, read, is_new = members.sessions_changed, members.read, members.has_new
         return until_connected(count, "clients", connected, changed, timeout, read=read, is_new=is_new)
 
     def linger(self, seconds: float) -> None:
         """Tell the clients that connect within `seconds` that the federation is over: their run returns."""
-        until, fresh = time.monotonic() + seconds, set[uuid.UUID]()
+        until = time.monotonic() + seconds
         with suppress(netq.Closed):  # by another thread
             while not self._closed.is_set() and (left := until - time.monotonic()) > 0:
-                self._tell_end(fresh)
-                self._tasks.sessions_changed.wait(min(left, SETTLE if fresh else _CHECK))
+                self._tell_end()
+                self._members.sessions_changed.wait(min(left, SETTLE if self._members.has_new() else _CHECK))
 
     def close(self, timeout: float | None = 10.0) -> None:
         """End the federation: the clients' run returns. Waits for them `timeout` seconds at most.
@@ -329,11 +255,11 @@ class Server:
         With a timeout of 0 only drop the links: the clients wait for the next server.
         """
         self._closed.set()
-        self._tasks.end()
-        self._tasks.sessions_changed.set()
-        if timeout != 0 and not self._has_said_end:
-            self._tasks.announce_end(self.number, self.model)
-        self._tasks.queue.close(timeout)
+        self._members.end()
+        self._members.sessions_changed.set()
+        if timeout != 0:
+            self._members.announce_end(self.number, self.model, wait_for_new=False)
+        self._members.queue.close(timeout)
         if self._checkpoint is not None:
             self._checkpoint.close()
 
@@ -357,112 +283,173 @@ class Server:
 
         A client that connects meanwhile is told, too: it may have been started again while it received the model.
         """
-        if self._closed.is_set():
-            return
-        self._has_said_end = True
-        until, fresh = time.monotonic() + self._collector.deadline, set[uuid.UUID]()
+        until = time.monotonic() + self._standings["train"].deadline
         with suppress(netq.Closed):  # by another thread
-            finals = self._tell_end(fresh, self._tasks.present())
             while not self._closed.is_set() and time.monotonic() < until:
-                present = self._tasks.present()
-                left = [each for peer, each in finals.items() if peer in present and not each.done()]
-                if not left and present.isdisjoint(fresh):
-                    return
+                left = [each for each in self._tell_end() if not each.done()]
                 if left:
                     wait(left, _CHECK)
-                else:
+                elif self._members.has_new():
                     time.sleep(SETTLE)
-                finals = self._tell_end(fresh)
+                else:
+                    return
 
-    def _tell_end(self, fresh: set[uuid.UUID], others: Collection[uuid.UUID] = ()) -> Mapping[uuid.UUID, Future[None]]:
-        """Tell the clients whose session has begun, and others, that the federation is over.
-
-        A new client is told when it has said whether it wants the model, or has had the time to.
-
-        fresh: clients that have not said it. Changed here.
-
-        Returns the deliveries of the model. Raises Closed.
-        """
-        self._tasks.sessions_changed.clear()
-        self._tasks.read()
-        fresh |= self._tasks.new_sessions()
-        told = {peer for peer in fresh.union(others) if not self._tasks.is_new(peer)}
-        fresh -= told
-        return self._tasks.announce_end(self.number, self.model, told)
+    def _tell_end(self) -> list[Future[None]]:
+        """Tell the clients that do not know it that the federation is over. Return the deliveries of the model."""
+        self._members.sessions_changed.clear()
+        self._members.read()
+        return self._members.announce_end(self.number, self.model)
 
     def _pause(self, report: RoundReport) -> None:
         """Wait before the next attempt of a round. Raises FederationStalled if there were too many."""
-        self._check_stalled(report)
-        seconds = pause_after(self._voids, self._void_pause)
-        log.info("round %d is run again in %g s (attempt %d)", report.number, seconds, self._voids + 1)
-        until = time.monotonic() + seconds
+        until = time.monotonic() + self._attempts.pause(report, is_first=self.number == 0)
         while not self._closed.is_set() and (left := until - time.monotonic()) > 0:
-            self._tasks.sessions_changed.clear()
-            self._tasks.read()  # who asks what tasks are like, may do so just because rounds do not count
-            self._tasks.sessions_changed.wait(min(left, _CHECK))
+            self._members.sessions_changed.clear()
+            self._members.read()  # who asks what tasks are like, may do so just because rounds do not count
+            self._members.sessions_changed.wait(min(left, _CHECK))
 
-    def _check_stalled(self, report: RoundReport) -> None:
-        """Raise FederationStalled after too many attempts. Log the failure of all clients, if they have the same."""
-        alike = set(report.failures.values())
-        if len(alike) != 1 or not all(failure.why in _OF_PROGRAMS for failure in alike):
-            alike = set()
-        elif self._voids <= 1:
-            text = "round %d: all clients fail for one reason; if that is a mistake in a program, no pause mends it: %s"
-            log.warning(text, report.number, *alike)
-        self._alike = alike if self._voids <= 1 else self._alike & alike
-        limit, why = self._void_rounds, "void_rounds"
-        if self._alike and self.number == 0 and limit > _ALIKE:
-            limit, why = _ALIKE, "each time for the same reason"
-        if self._voids >= limit:
-            each = {**report.failures, **report.skipped}
-            reasons = "; ".join(f"{peer}: {reason}" for peer, reason in islice(each.items(), _NAMED))
-            skipped = f" and {len(report.skipped)} skipped" if report.skipped else ""
-            reasons = reasons or "the log says why, as of a strategy that selects no client"
-            raise FederationStalled(
-                f"round {report.number} did not count {self._voids} times in a row ({why}); in the last attempt "
-                f"{len(report.failures)} clients failed{skipped}: {reasons}"
-            )
+    def _begin(self) -> tuple[int, int, tuple[uuid.UUID, ...]]:
+        """Wait until there are clients for a round. Return its number, that of the attempt, and the clients."""
+        self.wait(self._wait if self.number == 0 and not self._attempts.void else self._min_clients)
+        clients, number = self._present(), self.number + 1
+        self._warn_of_absent(number, clients)
+        for standing in self._standings.values():
+            standing.deadline = self._patience.deadline_of(number)
+        if not self._last_round:
+            self._callbacks.federation_begins(self._details())
+        self._callbacks.round_begins(number, clients)
+        self._members.trim(nbytes(self.model))
+        self._members.update()
+        return number, self._attempts.void + 1, clients
 
-    def _train(self, number: int, clients: Collection[uuid.UUID]) -> RoundState:
-        """Make the next model of the clients' updates. Leave the model unchanged if there are too few good ones."""
+    def _select(self, task: Task, clients: Collection[uuid.UUID]) -> Round[Update]:
+        """Return a round in which the clients train that the strategy selects, and suspended ones now and then.
+
+        A round folds until enough of its clients have answered, and until there are as many updates as needed. Late
+        updates of earlier rounds count towards those needed, but not towards enough. With an asynchronous strategy
+        clients stay at work from one round to the next.
+        """
+        number, strategy, members = task.job.round, self._strategy, [self._members.of(peer) for peer in clients]
+        is_repeated, self._last_round = number == self._last_round, number
+        strategy.properties = self._members.properties
+        buffer = strategy.buffer
+        idle = members if buffer is not None else [each for each in members if each.task is None]
+        regular, retried = self._standings["train"].candidates(
+            idle, self._min_clients, again=is_repeated and buffer is None
+        )
+        chosen = strategy.select(number, [each.id for each in regular])
+        selected = [self._members.of(peer) for peer in dict.fromkeys(chosen)]
+        if buffer is not None:
+            return self._round(task, RoundRule(needed=1, buffer=buffer), [*selected, *retried])
+        rule = RoundRule(
+            enough=min(strategy.enough(len(regular)), len(selected)),
+            needed=max(1, min(self._min_clients, len(selected) + len(members) - len(idle))),
+            close_early=self._patience.close_early,
+        )
+        return self._round(task, rule, [*selected, *retried], selected)
+
+    def _evaluate(self, number: int, clients: Iterable[uuid.UUID]) -> Answers:
+        """Let a fraction of these clients evaluate the model, of those that have no task. The seed chooses them."""
+        idle = [member for member in map(self._members.of, clients) if member.task is None]
+        regular, retried = self._standings["evaluate"].candidates(idle, 0)
+        if self._evaluation.fraction < 1 and regular:
+            chance = random.Random(f"{self._strategy.seed} {number} evaluate")
+            count = max(1, round(self._evaluation.fraction * len(regular)))
+            regular = chance.sample(sorted(regular, key=lambda each: each.id), count)
+        needed = min(self._min_clients, len(regular))
+        rule = RoundRule(len(regular), needed, needs_own=True, close_early=self._patience.close_early)
+        evaluation = self._round(self._task(number, "evaluate"), rule, [*regular, *retried], regular)
+        for report in evaluation:
+            with evaluation.counting(report):
+                pass  # its numbers are in the round's report
+        return evaluation.answers
+
+    def _round(
+        self, task: Task, rule: RoundRule, clients: list[Member], regular: Collection[Member] = ()
+    ) -> Round[Any]:
+        standing = self._standings[task.job.purpose]
+        return Round(self._members, standing, self._strategy, self._callbacks, task, rule, clients, regular)
+
+    def _finish(self, number: int, training: Round[Update]) -> None:
+        """Make the next model of the updates. Leave the model unchanged if there are too few, and count none."""
+        answers, needed = training.answers, training.rule.needed
         try:
-            state, needed = self._collector.train(self._task(number, "train"), clients)
-            count = len(state.weights)
-            few = f"{count} updates of {needed}" + (f", {len(state.skipped)} skipped" if state.skipped else "")
-            why = few if count < needed else self._finish(number)
-        except BaseException:
-            self._aggregation.abandon()
-            raise
-        if why:
-            log.warning("round %d does not count: %s", number, why)
-            self._aggregation.abandon()
-            state.void(f"the round does not count: {why}")
-        return state
-
-    def _finish(self, number: int) -> str:
-        """Set the next model. Return why there is none, "" if there is one."""
-        try:
+            if answers.clients < needed:
+                skipped = f", {len(answers.skipped)} skipped" if answers.skipped else ""
+                raise TooFewUpdates(f"{answers.clients} updates of {needed}{skipped}")
             self.model = separate(self._aggregation.finish(self.model, number))
-        except (InvalidUpdate, TooFewUpdates) as error:
-            return str(error)
         except OSError:  # the server's disk is at fault, and the next round would fail too
             raise
+        except (InvalidUpdate, TooFewUpdates) as error:
+            self._void(number, answers, str(error))
         except Exception as error:  # a bug of the strategy; the next round may succeed
             log.exception("the strategy could not finish round %d", number)
-            return f"the strategy could not finish it: {describe(error)}"
-        self.number = number
-        self._save()
-        return ""
+            self._void(number, answers, f"the strategy could not finish it: {describe(error)}")
+        else:
+            self.number, self._attempts.void = number, 0
+            self._save()
+
+    def _void(self, number: int, answers: Answers, reason: str) -> None:
+        log.warning("round %d does not count: %s", number, reason)
+        self._aggregation.abandon()
+        answers.void(f"the round does not count: {reason}")
+
+    def _report(
+        self, number: int, attempt: int, training: Answers, evaluation: Answers, begin: float, before: _Figures
+    ) -> RoundReport:
+        """Return what has come of a round that began at `begin`, by time.monotonic(), with these figures `before`."""
+        received, sent = self._traffic(begin, before)
+        metrics, evaluated = training.merged(), evaluation.merged()
+        return RoundReport(
+            number=number,
+            attempt=attempt,
+            clients=tuple(training.counted),
+            failures=training.failures,
+            evaluation_failures=evaluation.failures,
+            skipped=training.skipped,
+            evaluation_skipped=evaluation.skipped,
+            not_finite=metrics.not_finite,
+            evaluation_not_finite=evaluated.not_finite,
+            left_out=metrics.left_out,
+            evaluation_left_out=evaluated.left_out,
+            num_examples=training.num_examples,
+            evaluation_examples=evaluation.num_examples,
+            metrics=metrics.values,
+            evaluation=evaluated.values,
+            seconds=time.monotonic() - begin,
+            bytes_in=received,
+            bytes_out=sent,
+            staleness=training.staleness,
+            client_metrics=training.metrics,
+            client_evaluation=evaluation.metrics,
+            shares=training.shares(),
+            suspended=tuple(self._standings["train"].suspended(self._members)),
+        )
+
+    def _end(self, report: RoundReport, clients: Collection[uuid.UUID]) -> None:
+        """Note which clients the round had, log those that dominate it, and tell the callbacks."""
+        had_visitor = any(self._members.of(peer).session.is_visitor for peer in clients)  # which began it, and left it
+        if not report.clients and not had_visitor:
+            self._attempts.void += 1
+        for member in self._members:
+            if report.clients:
+                member.is_counted = member.id in report.num_examples
+            share = report.shares.get(member.id)
+            if share is not None and not member.is_dominant:  # it was not logged in the round before
+                text = "%s: claims %.0f %% of the examples of the round; the strategy's max_examples bounds that"
+                log.warning(text, member.id, 100 * share)
+            member.is_dominant = share is not None
+        self._callbacks.round_ends(report, self.model)
 
     def _save(self) -> None:
         """Write the checkpoint, if there is one. A disk that is full now may have room after the next round."""
         if self._checkpoint is None:
             return
         state = {
-            "federation": self._tasks.queue.id.bytes,
+            "federation": self._members.queue.id.bytes,
             "number": self.number,
             "is_over": self.is_over,
-            "standings": self._collector.state(),
+            "standings": {purpose: each.state(self._members) for purpose, each in self._standings.items()},
             "model": dict(self.model),
             "roles": dict(self._roles),
             "strategy": {"name": type(self._strategy).__name__, "state": self._strategy.state()},
@@ -480,31 +467,26 @@ class Server:
         """
 
         def is_present(id: uuid.UUID, figures: netq.Statistics) -> bool:
-            return figures.connected or (id in self._counted and figures.absent <= self._grace)
+            was_there = self._members.of(id).is_counted and figures.absent <= self._patience.grace
+            return (figures.connected or was_there) and self._members.takes_part(id)
 
-        known = self.statistics().items()
-        return tuple(id for id, each in known if is_present(id, each) and self._tasks.takes_part(id))
+        return tuple(id for id, each in self.statistics().items() if is_present(id, each))
 
     def _warn_of_absent(self, number: int, clients: Collection[uuid.UUID]) -> None:
         """Log which clients of the last round are not there to be asked: no report has them."""
-        gone = self._counted.difference(clients)
+        counted = [each for each in self._members if each.is_counted]
+        gone = sorted(each.id for each in counted if each.id not in clients)
         if gone:
-            ids = ", ".join(map(str, islice(sorted(gone), _NAMED))) + (", …" if len(gone) > _NAMED else "")
+            ids = ", ".join(map(str, gone[:_NAMED])) + (", …" if len(gone) > _NAMED else "")
             text = "round %d begins without %d of the %d clients of the last one: %s; no connection"
-            log.warning(text, number, len(gone), len(self._counted), ids)
-            self._counted -= gone
-
-    def _warn_of(self, shares: Mapping[uuid.UUID, float]) -> None:
-        """Log the clients that have more than half of the examples, if they were not logged in the round before."""
-        for peer in shares.keys() - self._dominant:
-            text = "%s: claims %.0f %% of the examples of the round; the strategy's max_examples bounds that"
-            log.warning(text, peer, 100 * shares[peer])
-        self._dominant = set(shares)
+            log.warning(text, number, len(gone), len(counted), ids)
+        for id in gone:
+            self._members.of(id).is_counted = False
 
     def _task(self, number: int, purpose: Purpose) -> Task:
         strategy = self._strategy
         return Task(
-            Job(self._tasks.run, number, purpose),
+            Job(self._members.run, number, purpose),
             self.model,
             self._client_config(number),
             deltas=strategy.deltas,
@@ -536,7 +518,7 @@ class Server:
     def _details(self) -> dict[str, Any]:
         """Return what is needed to repeat the run, as plain values."""
         return {
-            "federation": str(self._tasks.queue.id),
+            "federation": str(self._members.queue.id),
             "rounds_done": self.number,
             "strategy": type(self._strategy).__name__,
             "seed": self._strategy.seed,
@@ -548,66 +530,14 @@ class Server:
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise netq.Closed(self._tasks.queue.id, "this server is closed")
+            raise netq.Closed(self._members.queue.id, "this server is closed")
 
-    def _traffic(self, before: Mapping[uuid.UUID, netq.Statistics]) -> tuple[int, int]:
-        """Return the message bytes received and sent since `before`."""
+    def _traffic(self, begin: float, before: _Figures) -> tuple[int, int]:
+        """Return the message bytes received and sent since `begin`, when the figures were `before`."""
+        self._members.update()
         received = sent = 0
-        renewed = set(self._tasks.renewed.copy())
         for peer, now in self.statistics().items():
-            same = peer in before and peer not in renewed  # counters begin at 0 with each session
+            same = peer in before and self._members.of(peer).since < begin  # counters begin at 0 with each session
             received += now.bytes_in - (before[peer].bytes_in if same else 0)
             sent += now.bytes_out - (before[peer].bytes_out if same else 0)
         return received, sent
-
-
-class _Saved(NamedTuple):
-    """What a checkpoint has besides the strategy's state."""
-
-    federation: uuid.UUID
-    number: int
-    is_over: bool
-    standings: Mapping[str, Any]  # of its clients
-    model: State
-
-
-def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: Strategy) -> _Saved:
-    """Restore a strategy from a checkpoint's state, and return the rest. Raises CheckpointError."""
-    match state:
-        case {
-            "federation": bytes(federation),
-            "number": int(number),
-            "is_over": bool(is_over),
-            "standings": dict(standings),
-            "model": dict(model),
-            "roles": dict(roles),
-            "strategy": {"name": str(name), "state": dict(own)},
-        } if len(federation) == 16 and is_whole(number, 1, 2**62) and model and are_roles(roles):
-            ours = type(strategy).__name__
-            if name != ours:
-                raise CheckpointError(
-                    f"{path}: is of the strategy {printable(name)}, and this is {ours}; give the one it is of"
-                )
-            try:
-                strategy.restore(copy.deepcopy(own))  # a view would keep the memory of the whole file
-            except KeyError as error:
-                raise CheckpointError(
-                    f"{path}: its strategy has no {error}; give the strategy as it was made"
-                ) from error
-            except CheckpointError as error:
-                raise CheckpointError(f"{path}: {error}") from error
-            except Exception as error:  # of the strategy, whose state may be anything
-                raise CheckpointError(
-                    f"{path}: {ours} cannot restore its state: {printable(describe(error))}"
-                ) from error
-            try:
-                assign(found := State(model, roles), None)
-            except (netq.InvalidOption, InvalidUpdate) as error:
-                raise CheckpointError(f"{path}: {error}; expected a checkpoint of this version") from error
-            return _Saved(uuid.UUID(bytes=federation), number, is_over, standings, found)
-        case _:
-            has = reprlib.repr(list(state))[1:-1]
-            raise CheckpointError(
-                f"{path}: is not of a server: it has {has}; expected federation, number, is_over, standings, "
-                "model, roles and strategy"
-            )

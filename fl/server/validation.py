@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import netq
 from fl.callbacks.base import Callback
-from fl.outline import RESERVED
-from fl.schedules import Schedule, resolved
+from fl.envelope import RESERVED
+from fl.schedules import resolved
+from fl.server.patience import Patience
 from fl.strategies.base import Strategy
 from fl.tensors.serialization import messages
 from fl.tensors.spec import Model, specs_of
 from netq.text import did_you_mean
-from netq.validate import expect, flag, is_number, is_whole, whole
+from netq.validate import expect, is_number, is_whole, whole
 
 
 def check_settings(
@@ -24,7 +25,8 @@ def check_settings(
     options: netq.CommunicatorOptions | None,
     strategy: Strategy | None,
     min_clients: int,
-    grace: float,
+    wait: int | None,
+    patience: Patience | None,
     config: object,
 ) -> None:
     """Raise InvalidOption unless these are valid arguments of fl.Server; InvalidUpdate for a model without a mean."""
@@ -35,7 +37,10 @@ def check_settings(
     expect(known, "Server.options", options, form)
     expect(isinstance(strategy, Strategy | None), "Server.strategy", strategy, "an object, as in fl.FedAvg()")
     expect(is_whole(min_clients, 1), "Server.min_clients", min_clients, "1 or more, a whole number")
-    expect(is_number(grace, 0), "Server.grace", grace, "seconds, 0 or more")
+    enough = f"{min_clients} or more, a whole number: min_clients are needed for every round"
+    expect(wait is None or is_whole(wait, min_clients), "Server.wait", wait, enough)
+    right = isinstance(patience, Patience | None)
+    expect(right, "Server.patience", patience, "an object, as in fl.Patience(deadline=60)")
     form = "a dict of plain values by name, or a function that returns one for a client"
     expect(config is None or isinstance(config, Mapping) or callable(config), "Server.config", config, form)
     if isinstance(config, Mapping):
@@ -63,26 +68,6 @@ def checked_evaluation(evaluate: bool | Mapping[str, Any]) -> Evaluation:
     right = is_number(found.fraction, 0, 1) and found.fraction > 0
     expect(right, "Server.evaluate.fraction", found.fraction, "a number above 0, and 1 at most")
     return found
-
-
-def deadline_of(deadline: float | Schedule, number: int) -> float:
-    """Return the deadline of a round. Raises InvalidOption unless it is a number above 0."""
-    seconds = deadline(number) if callable(deadline) else deadline
-    name = f"Server.deadline of round {number}" if callable(deadline) else "Server.deadline"
-    expect(is_number(seconds, 0) and seconds > 0, name, seconds, "seconds, more than 0")
-    return seconds
-
-
-def check_limits(
-    min_clients: int, wait: int | None, close_early: bool, suspend_after: int, void_rounds: int, void_pause: float
-) -> None:
-    """Raise InvalidOption unless these are valid arguments of fl.Server."""
-    enough = f"{min_clients} or more, a whole number: min_clients are needed for every round"
-    expect(wait is None or is_whole(wait, min_clients), "Server.wait", wait, enough)
-    flag("Server.close_early", close_early)
-    whole("Server.suspend_after", suspend_after, 1)
-    whole("Server.void_rounds", void_rounds, 1)
-    expect(is_number(void_pause, 0), "Server.void_pause", void_pause, "seconds, 0 or more")
 
 
 def check_config(config: Mapping[str, Any], whose: str) -> None:

@@ -25,6 +25,7 @@ import netq
 from fl.callbacks.base import Callback, ClientState
 from fl.client import Client
 from fl.report import RoundReport
+from fl.server.patience import Patience
 from fl.server.server import Server
 from fl.simulation.calls import Calls
 from fl.simulation.processes import WorkerPool
@@ -79,7 +80,7 @@ def simulate(
     measure:   called with the model after each round, in this process.
     seed:      of the clients' random numbers (docs/how-to/simulation.md, "Random numbers"), 0 or more. None: a new one,
                which the result has.
-    settings:  the other arguments of fl.Server, except `options`.
+    settings:  the other arguments of fl.Server, except `options`. patience: None: that of a server without pauses.
 
     Updates are folded in the order in which the strategy selected their clients. Two runs with one seed give the same
     model to the last bit if clients draw random numbers only from what it seeds, and the strategy depends on its seed
@@ -91,7 +92,8 @@ def simulate(
     shares = _shares(clients, processes, protocol, start)
     expect(seed is None or is_whole(seed, 0), "simulate.seed", seed, "a whole number, 0 or more, or None")
     seed = secrets.randbits(63) if seed is None else seed
-    settings = {"min_clients": min(max(2, strategy.least), len(clients)), "void_pause": 0.0, **settings}
+    settings = {"min_clients": min(max(2, strategy.least), len(clients)), **settings}
+    settings.setdefault("patience", Patience(void_pause=0.0))
     for name in ("min_clients", "wait"):  # of more clients the server would wait for ever
         wanted, there = settings.get(name), len(clients)
         enough = not isinstance(wanted, int) or wanted <= there

@@ -41,7 +41,7 @@ _PASSING = (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)  
 _OPTION = re.compile(
     r"\bCommunicatorOptions\.(?P<part>netloc|seal|security)"
     r"|\b(?P<table>Connection|Mqtt|Seal|Security)Options(?P<key>\.(?=[a-z]))?"
-    r"|^(?:Server|simulate)\."
+    r"|^(?:Server|Patience|simulate)\."
 )
 
 

@@ -33,6 +33,7 @@ from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.sender import Sender
 from netq.utils.stream import Stream, layout
 from tests.attacks.stalls import LogLines, Memory
+from tests.fl.federation import grouped
 
 TRAINING = 1 / 3  # seconds
 DEADLINE = 1.0
@@ -391,7 +392,7 @@ def run(*ways: str, rounds: int, size: int, good: int = GOOD, **settings: Any) -
     log, reports, end = LogLines(), [], ""
     options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))
     settings = {"deadline": DEADLINE, "grace": 1.0, "void_pause": 0.1, "min_clients": good - 1, **settings}
-    with fl.Server(model(size), options, **settings) as server, contextlib.ExitStack() as stack:
+    with fl.Server(model(size), options, **grouped(settings)) as server, contextlib.ExitStack() as stack:
         calls: list[Any] = [(take_part, (server.netloc, number)) for number in range(good)]
         calls += [(attack, (way, server.netloc, size, HOSTILE + number)) for number, way in enumerate(ways)]
         for function, arguments in calls:
@@ -401,7 +402,7 @@ def run(*ways: str, rounds: int, size: int, good: int = GOOD, **settings: Any) -
             stack.callback(process.kill)
         until = time.monotonic() + LIMIT
         while not {uuid.UUID(int=number) for number in range(good)} <= {*server.clients}:
-            server._tasks.sessions_changed.wait(0.1)
+            server._members.sessions_changed.wait(0.1)
             assert time.monotonic() < until
         begin = time.monotonic()
         with Memory() as memory:

@@ -35,6 +35,7 @@ import netq
 from fl.messages import MESSAGES, Job, Reply, Task
 from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.wire import Greeting
+from tests.fl.federation import grouped
 from tests.servers.mosquitto import Mosquitto
 
 MIB = 2**20
@@ -203,7 +204,7 @@ def federation(**settings: Any) -> Iterator[fl.Server]:
     """Serve on a free port, with a short deadline."""
     options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))
     settings = {"min_clients": 2, "deadline": DEADLINE, **settings}
-    with fl.Server(model(), options, **settings) as server:
+    with fl.Server(model(), options, **grouped(settings)) as server:
         yield server
 
 

@@ -95,7 +95,7 @@ def federation(folder: Path) -> Iterator[tuple[fl.Server, Agent]]:
     connection = netq.ConnectionOptions(takeover_grace=0.2)
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), connection=connection)
     model = {"w": np.zeros(SIZE, np.float32)}
-    with fl.Server(model, options, min_clients=1, deadline=SOON, grace=SOON) as server:
+    with fl.Server(model, options, min_clients=1, patience=fl.Patience(deadline=SOON, grace=SOON)) as server:
         agent = Agent(folder, server.netloc.port)
         try:
             yield server, agent

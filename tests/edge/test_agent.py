@@ -35,7 +35,7 @@ HERE = training.__name__
 def server(model: Any = None, **settings: Any) -> Iterator[fl.Server]:
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), connection=CONNECTION)
     model = model or {"w": np.zeros(3, np.float32)}
-    with fl.Server(model, options, min_clients=1, deadline=SOON, **settings) as made:
+    with fl.Server(model, options, min_clients=1, patience=fl.Patience(deadline=SOON), **settings) as made:
         yield made
 
 
@@ -104,7 +104,7 @@ def test_model_that_does_not_fit_is_not_sent(monkeypatch: pytest.MonkeyPatch) ->
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), connection=CONNECTION)
     model = {"w": np.zeros(10**6, np.float32)}
     with (
-        fl.Server(model, options, min_clients=1, deadline=SOON) as aggregator,
+        fl.Server(model, options, min_clients=1, patience=fl.Patience(deadline=SOON)) as aggregator,
         running(edge.run, config(aggregator)),
     ):
         for _ in range(2):

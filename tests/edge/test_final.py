@@ -20,8 +20,8 @@ from edge.group import Group
 from edge.patience import Patience, Watched
 from edge.supervisor import Supervisor
 from edge.work import federation
+from fl.envelope import Final
 from fl.membership import Membership
-from fl.outline import Final
 from netq.utils.stream import Stream
 from tests.edge.test_agent import HERE, config, running, server
 

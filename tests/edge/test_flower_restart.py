@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import netq
-from fl.flower.outline import RAISED, UNAVAILABLE, VERSION
+from fl.flower.envelope import RAISED, UNAVAILABLE, VERSION
 from tests.edge.flower_devices import SOON, Device, install
 
 with warnings.catch_warnings():

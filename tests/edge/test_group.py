@@ -157,7 +157,9 @@ def test_kernel_divides_and_empties_the_cgroup() -> None:
 def device(folder: Path, train: str, more: str = "", *before: str) -> Iterator[tuple[fl.Server, subprocess.Popen[str]]]:
     """A server, and a process that runs a device for it."""
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
-    with fl.Server({"w": np.zeros(3, np.float32)}, options, min_clients=1, deadline=LIMIT) as server:
+    with fl.Server(
+        {"w": np.zeros(3, np.float32)}, options, min_clients=1, patience=fl.Patience(deadline=LIMIT)
+    ) as server:
         path = folder / "client.toml"
         path.write_text(
             f'[server]\nhost = "127.0.0.1"\nport = {server.netloc.port}\n'

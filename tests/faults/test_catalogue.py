@@ -673,7 +673,7 @@ def test_sites_of_a_killed_server_go_on_with_its_successor(tmp_path: Path, figur
         for gate in gates.values():
             gate.open()
         begin = time.monotonic()
-        with fl.Server.resume(path, at(netloc), wait=3, min_clients=3, deadline=LIMIT) as server:
+        with fl.Server.resume(path, at(netloc), wait=3, min_clients=3, patience=fl.Patience(deadline=LIMIT)) as server:
             report = server.round()
             figure("server killed", f"round 2 is done {time.monotonic() - begin:.2f} s after the next server's start")
             assert (report.number, set(report.clients), report.failures) == (2, {A, B, C}, {})

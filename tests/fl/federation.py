@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -47,6 +47,13 @@ def at(
     return netq.CommunicatorOptions(id=id or uuid.uuid4(), netloc=netloc, connection=connection)
 
 
+def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of fl.Server, with the fields of fl.Patience among them as one."""
+    names = {each.name for each in fields(fl.Patience)} & settings.keys()
+    others = {name: value for name, value in settings.items() if name not in names}
+    return {**others, "patience": fl.Patience(**{name: settings[name] for name in names})}
+
+
 class Federation:
     """A server, and its clients in threads, which end with the server."""
 
@@ -54,7 +61,7 @@ class Federation:
         self, model: Any = None, port: int = 0, connection: Any = QUICK, security: Any = None, **settings: Any
     ) -> None:
         options = replace(at(netq.NetworkLocation("127.0.0.1", port), connection=connection), security=security)
-        self.server = fl.Server(model or zeros(), options, **{"deadline": 3 * SOON, **settings})
+        self.server = fl.Server(model or zeros(), options, **grouped({"deadline": 3 * SOON, **settings}))
         self._pool = ThreadPoolExecutor(16)
         self._runs: list[Future[None]] = []
 
@@ -78,6 +85,10 @@ class Federation:
         report = self.server.round()
         assert report.seconds < SOON
         return report
+
+    def set_deadline(self, seconds: float) -> None:
+        """Set the deadline of the next rounds."""
+        self.server._patience = replace(self.server._patience, deadline=seconds)
 
     @property
     def w(self) -> list[float]:

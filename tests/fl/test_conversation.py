@@ -11,7 +11,7 @@ import pytest
 
 import netq
 from fl.conversation import Conversation, Link
-from fl.outline import Finished, Permit, Task
+from fl.envelope import Finished, Permit, Task
 from netq.utils.stream import Stream
 
 SERVER = uuid.UUID(int=1)

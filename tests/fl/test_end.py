@@ -39,13 +39,17 @@ class Site:
 
     def server(self, **settings: Any) -> fl.Server:
         options = replace(self.options, id=uuid.uuid4())
-        server = fl.Server(zeros(), options, protocol=self.protocol, min_clients=1, deadline=3 * SOON, **settings)
+        server = fl.Server(
+            zeros(), options, protocol=self.protocol, min_clients=1, patience=fl.Patience(deadline=3 * SOON), **settings
+        )
         self.options = replace(self.options, netloc=server.netloc)
         return server
 
     def resumed(self, path: Path) -> fl.Server:
         options = replace(self.options, id=uuid.uuid4())
-        return fl.Server.resume(path, options, protocol=self.protocol, min_clients=1, deadline=3 * SOON)
+        return fl.Server.resume(
+            path, options, protocol=self.protocol, min_clients=1, patience=fl.Patience(deadline=3 * SOON)
+        )
 
     def client(self, **options: Any) -> Future[Any]:
         return self._pool.submit(
@@ -93,7 +97,7 @@ def test_a_resumed_server_ends_us_without_a_task(site: Site, tmp_path: Path) -> 
     second = site.resumed(tmp_path / "c")
     assert second.number == 1
     assert second.wait(1, SOON) == (A,)
-    assert second._tasks.properties == {A: PROPERTIES}  # it has introduced itself again
+    assert second._members.properties == {A: PROPERTIES}  # it has introduced itself again
     assert not running.done()
     second.close(SOON)
     assert running.result(SOON)["w"].tolist() == second.model["w"].tolist()
@@ -139,7 +143,7 @@ def test_a_session_that_ends_without_the_federation_is_begun_anew(log: LogRecord
     first = site.server()
     running = site.client()
     first.wait(1, SOON)
-    first._tasks.queue.close(SOON)
+    first._members.queue.close(SOON)
     first.close(0.0)
     log.wait("the session is over, the federation is not")
     with site.server() as second:

@@ -14,9 +14,9 @@ import pytest
 
 import fl
 import netq
+from fl.envelope import ENVELOPES, End, Final, introduction
 from fl.messages import Update
-from fl.outline import OUTLINES, End, Final, introduction
-from fl.server import client_tasks
+from fl.server import members
 from tests.fl.federation import QUICK, SHORT, SOON, A, B, C, Federation, at, filled, gives
 
 
@@ -63,16 +63,18 @@ def test_a_large_model_reaches_clients_on_slow_reading(tmp_path: Any) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         options = at(netq.NetworkLocation("127.0.0.1", 0))
-        with fl.Server(model, options, min_clients=1, strategy=fl.FedAvg(fraction=0.5), deadline=3 * SOON) as server:
+        with fl.Server(
+            model, options, min_clients=1, strategy=fl.FedAvg(fraction=0.5), patience=fl.Patience(deadline=3 * SOON)
+        ) as server:
             runs: list[Future[Any]] = [
                 pool.submit(fl.Client(each).run, at(server.netloc, id))
                 for id, each in ((A, slow), (B, lambda model, config: Update({"w": model["w"] + 1}, 1)))
             ]
             server.wait(2, SOON)
-            server._collector.deadline = SHORT
+            server._patience = fl.Patience(deadline=SHORT)
             for _ in server.rounds(2):  # one of them has A
                 pass
-            server._collector.deadline = 3 * SOON
+            server._patience = fl.Patience(deadline=3 * SOON)
             threading.Timer(SHORT, done.set).start()
         for run in runs:
             assert run.result(SOON)["w"].tolist() == server.model["w"].tolist()
@@ -111,7 +113,7 @@ def test_a_client_that_comes_back_gets_the_model_once() -> None:
 
 
 def raw(server: fl.Server, id: uuid.UUID) -> netq.Communicator:
-    return netq.new(purpose=netq.Purpose.CLIENT, options=replace(at(server.netloc, id), serialization=OUTLINES))
+    return netq.new(purpose=netq.Purpose.CLIENT, options=replace(at(server.netloc, id), serialization=ENVELOPES))
 
 
 def test_a_client_that_connects_while_others_get_the_model_gets_it_too() -> None:
@@ -127,18 +129,20 @@ def test_a_client_that_connects_while_others_get_the_model_gets_it_too() -> None
             slow.close(0)
 
     with ThreadPoolExecutor(1) as pool:
-        with fl.Server(filled(5), at(netq.NetworkLocation("127.0.0.1", 0)), min_clients=1, deadline=SOON) as server:
+        with fl.Server(
+            filled(5), at(netq.NetworkLocation("127.0.0.1", 0)), min_clients=1, patience=fl.Patience(deadline=SOON)
+        ) as server:
             slow = raw(server, A)
             slow.put(introduction({}, False))
             server.wait(1, SOON)
-            server._tasks._finals[A] = held
+            server._members.of(A).final = held
             late = pool.submit(joins, server, slow)
         assert late.result(SOON)["w"].tolist() == [5, 5, 5]
 
 
 def test_a_late_client_has_time_to_say_that_it_wants_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says takes a round trip, which may be long."""
-    monkeypatch.setattr(client_tasks, "_INTRODUCTION", math.inf)
+    monkeypatch.setattr(members, "_INTRODUCTION", math.inf)
     with Federation(min_clients=1) as federation, raw(federation.server, A) as queue:
         federation.start(federation.server.linger, 3 * SOON)
         with pytest.raises(TimeoutError):
@@ -149,18 +153,20 @@ def test_a_late_client_has_time_to_say_that_it_wants_the_model(monkeypatch: pyte
 
 def test_a_session_that_begins_while_the_server_looks_at_the_others_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     with fl.Server(filled(0), at(netq.NetworkLocation("127.0.0.1", 0))) as server:
-        tasks = server._tasks
-        statistics, events = tasks.queue.statistics, tasks._events(netq.EventOptions())
+        queue, events = server._members.queue, server._members._events(netq.EventOptions())
+        statistics = queue.statistics
 
         def looked() -> Any:
             found = statistics()
             assert events.ini is not None
             events.ini(A)  # as netq's thread calls it, at any moment
+            assert server.clients == ()  # as any thread may ask
             return found
 
-        monkeypatch.setattr(tasks.queue, "statistics", looked)
-        assert tasks.new_sessions() == {A}
-        assert tasks.is_new(A)
+        monkeypatch.setattr(queue, "statistics", looked)
+        monkeypatch.setattr(server, "statistics", dict)
+        server._members.update()
+        assert server._members.is_new(A)
         monkeypatch.undo()
 
 

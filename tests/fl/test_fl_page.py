@@ -71,6 +71,7 @@ def test_every_name_on_the_page_exists() -> None:
     ("section", "head", "function"),
     [
         ("The server", "argument", fl.Server),
+        ("The server", "field", fl.Patience),
         ("The client", "argument", fl.Client),
         ("Strategies", "option", fl.Strategy.__init__),
         ("A federation on one machine", "argument", fl.simulate),

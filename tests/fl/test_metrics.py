@@ -16,7 +16,8 @@ import fl
 from fl.callbacks.jsonl import record
 from fl.messages import MESSAGES, Job, Reply
 from fl.metrics import MAX_ARRAYS, MAX_ELEMENTS, Merged, checked, for_json, merged, scalars
-from fl.report import RoundReport, RoundState
+from fl.report import RoundReport
+from fl.server.answers import Answers
 from netq.errors import Unreadable
 from netq.utils.stream import Stream
 from tests.fl.federation import A, B, Federation, filled, gives
@@ -137,8 +138,8 @@ def test_equally_frequent_forms_do_not_depend_on_the_order() -> None:
 
 
 def test_arrays_of_many_clients_are_bounded_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.report._MAX_ELEMENTS", 10)
-    state = RoundState()
+    monkeypatch.setattr("fl.server.answers._MAX_ELEMENTS", 10)
+    state = Answers()
     for client in range(5):
         state.count(uuid.UUID(int=client), fl.Report(1, {"c": fl.Sum(np.ones(4)), "loss": 0.5}))
     state.count(uuid.UUID(int=4), fl.Report(1, {"late": [1.0, 2.0, 3.0]}))
@@ -149,7 +150,7 @@ def test_arrays_of_many_clients_are_bounded_and_the_others_counted(monkeypatch: 
     state.count(uuid.UUID(int=4), fl.Report(1, {"c": fl.Sum(np.ones(4)), "loss": 0.5}))
     assert state.merged().left_out == {"c": 2}
     assert plain(state.merged().values)["c"] == [2, 2, 2, 2]
-    assert state.elements == 8
+    assert state._elements == 8
 
 
 # On their way

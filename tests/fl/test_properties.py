@@ -13,10 +13,10 @@ import pytest
 
 import fl
 import netq
+from fl.envelope import introduction
 from fl.messages import MESSAGES, Introduction, Task, Update
-from fl.outline import introduction
 from fl.properties import Properties, checked, matches
-from fl.server import client_tasks
+from fl.server import members
 from netq.utils.stream import Stream
 from tests.fl.federation import SOON, A, B, C, Federation, at, filled, reply
 
@@ -86,7 +86,7 @@ def joins(federation: Federation, id: uuid.UUID, value: float, properties: Prope
 def test_a_client_counts_when_it_has_introduced_itself_or_is_not_going_to(
     monkeypatch: pytest.MonkeyPatch, patience: float, counts: bool
 ) -> None:
-    monkeypatch.setattr(client_tasks, "_INTRODUCTION", patience)
+    monkeypatch.setattr(members, "_INTRODUCTION", patience)
     with Federation(min_clients=1) as federation:
         options = replace(at(federation.server.netloc, A), serialization=MESSAGES)
         with netq.new(purpose="client", options=options) as queue:
@@ -104,7 +104,7 @@ def test_a_strategy_selects_by_properties() -> None:
         report = federation.round(3)
         assert set(report.clients) == {A, B}
         assert federation.w == filled(2)["w"].tolist()
-        assert federation.server._tasks.properties == {A: EU, B: EU, C: US}
+        assert federation.server._members.properties == {A: EU, B: EU, C: US}
 
 
 def test_a_choice_of_no_client_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,7 +195,7 @@ def test_a_client_introduces_itself_once_a_session() -> None:
     with Federation(min_clients=1) as federation:
         federation.join_raw(A, repeats)
         assert federation.round(1).clients == (A,)
-        assert federation.server._tasks.properties == {A: {}}  # the first one's
+        assert federation.server._members.properties == {A: {}}  # the first one's
 
 
 def test_properties_travel() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import fl
-from fl.report import ClientFailure, FailureKind, RoundReport, RoundState
+from fl.report import ClientFailure, FailureKind, RoundReport
+from fl.server.answers import Answers
 from tests.fl.federation import A, B, C
 
 
@@ -22,7 +23,8 @@ def test_a_reason_is_printable_and_bounded() -> None:
 
 @pytest.mark.parametrize("later", [kind for kind in FailureKind if kind is not FailureKind.FAILED])
 def test_the_clients_own_reason_stays(later: FailureKind) -> None:
-    state = RoundState({A: None})
+    state = Answers()
+    state.ask(A, is_regular=True)
     own = ClientFailure(FailureKind.FAILED, "no memory")
     assert state.fail(A, own)
     assert not state.fail(A, ClientFailure(later, "another reason"))
@@ -31,22 +33,23 @@ def test_the_clients_own_reason_stays(later: FailureKind) -> None:
 
 @pytest.mark.parametrize("earlier", FailureKind)
 def test_a_stale_answer_replaces_no_failure(earlier: FailureKind) -> None:
-    state = RoundState()
+    state = Answers()
     assert state.fail(A, ClientFailure(earlier, "the reason"))
     assert not state.fail(A, ClientFailure(FailureKind.STALE, "it answered round 1"))
     assert str(state.failures[A]) == "the reason"
 
 
 def test_the_clients_own_reason_replaces_that_it_is_late() -> None:
-    state = RoundState({A: None})
+    state = Answers()
+    state.ask(A, is_regular=True)
     assert state.fail(A, ClientFailure(FailureKind.LATE, "no answer within 1 s"))
     assert state.fail(A, ClientFailure(FailureKind.FAILED, "no memory"))
     assert str(state.failures[A]) == "no memory"
 
 
-def ended(*answers: dict[str, float], numbers: Iterable[int] = itertools.repeat(1)) -> RoundState:
+def ended(*answers: dict[str, float], numbers: Iterable[int] = itertools.repeat(1)) -> Answers:
     """A round in which as many clients have answered, in this order."""
-    state = RoundState()
+    state = Answers()
     for client, (metrics, number) in enumerate(zip(answers, numbers, strict=False)):
         state.count(uuid.UUID(int=client), fl.Report(number, metrics))
     return state
@@ -57,7 +60,7 @@ JUNK = {f"{number:04}": 1.0 for number in range(1000)}
 
 def test_metrics_are_means_by_number_of_examples() -> None:
     assert ended({"loss": 1.0, "a": 7.0}, {"loss": 5.0}, numbers=(1, 3)).merged().values == {"loss": 4.0, "a": 7.0}
-    assert ended({}).merged().values == RoundState().merged().values == {}
+    assert ended({}).merged().values == Answers().merged().values == {}
 
 
 def test_equal_values_are_their_mean() -> None:
@@ -104,7 +107,7 @@ def test_a_client_counts_with_its_last_answer() -> None:
 def test_names_of_the_servers_metrics_are_not_for_clients() -> None:
     state = ended({"server_accuracy": 1.0, "loss": 1.0})
     assert state.merged().values == {"loss": 1.0}
-    assert list(state.client_metrics.values()) == [{"loss": 1.0}]
+    assert list(state.metrics.values()) == [{"loss": 1.0}]
 
 
 def line(**changes: Any) -> str:
@@ -136,11 +139,13 @@ def test_a_name_is_no_other_part_of_the_line(name: str, shown: str) -> None:
 
 
 def test_a_skip_outweighs_a_failure() -> None:
-    state = RoundState({A: None})
+    state = Answers()
+    state.ask(A, is_regular=True)
     state.fail(A, ClientFailure(FailureKind.LATE, "late"))
     state.skip(A, "no data")
     assert not state.fail(A, ClientFailure(FailureKind.LOST, "gone"))
-    assert (state.pending, state.failures, state.skipped) == ({}, {}, {A: "no data"})
+    assert (state.pending(), state.failures, state.skipped) == ([], {}, {A: "no data"})
+    assert state.waiting == 0
 
 
 def test_a_line_has_the_failures_of_training_and_of_evaluation() -> None:
@@ -166,7 +171,7 @@ def test_a_line_has_20_metrics_of_training_and_of_evaluation() -> None:
 def test_a_client_with_more_than_half_of_the_examples_is_named(
     numbers: tuple[int, ...], named: dict[object, float]
 ) -> None:
-    state = RoundState()
+    state = Answers()
     for client, number in zip((A, B, C), numbers, strict=False):
         state.count(client, fl.Report(number))
     assert state.shares() == named

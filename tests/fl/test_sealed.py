@@ -44,7 +44,9 @@ def federate(broker: Mosquitto, prefix: str, seals: list[SealOptions | None]) ->
 
     with (
         ThreadPoolExecutor(CLIENTS) as pool,
-        fl.Server({LAYER: weights(0)}, options(seals[0]), protocol=Protocol.MQTT, deadline=3 * SOON) as server,
+        fl.Server(
+            {LAYER: weights(0)}, options(seals[0]), protocol=Protocol.MQTT, patience=fl.Patience(deadline=3 * SOON)
+        ) as server,
     ):
         running = [pool.submit(client, number) for number in range(1, CLIENTS + 1)]
         server.wait(CLIENTS, SOON)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import struct
 
+from fl.envelope import ENVELOPES
 from fl.messages import MESSAGES
-from fl.outline import OUTLINES
 from fl.tensors.serialization import messages
 from netq.errors import SerializationError, Unreadable
 from netq.utils.stream import Stream
@@ -48,7 +48,7 @@ SEEDS = [
 
 def run(content: bytes) -> bool:
     """Load a message in each way. Returns whether it is JSON and buffers."""
-    for load in (MESSAGES.load, OUTLINES.load):
+    for load in (MESSAGES.load, ENVELOPES.load):
         with contextlib.suppress(Unreadable):
             load(Stream([bytearray(content)]))
     try:

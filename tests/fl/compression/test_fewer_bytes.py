@@ -127,9 +127,9 @@ def test_client_compression_takes_precedence() -> None:
 
             federation.start(fl.Client(train, compression=own).run, at(federation.server.netloc, id))
         federation.server.wait(3, SOON)
-        before = federation.server._tasks.queue.statistics()
+        before = federation.server._members.queue.statistics()
         assert set(federation.round(3).clients) == {A, B, C}
-        after = federation.server._tasks.queue.statistics()
+        after = federation.server._members.queue.statistics()
         sizes = {id: after[id].bytes_in - before[id].bytes_in for id in (A, B, C)}
     assert 50_000 < sizes[A] < 52_000
     assert sizes[B] < 2_000

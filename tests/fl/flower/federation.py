@@ -13,8 +13,8 @@ from flwr.app import Context, Message, RecordDict
 
 import fl.flower
 import netq
+from fl.flower.envelope import END
 from fl.flower.grid_messages import MESSAGES
-from fl.flower.outline import END
 from netq.utils.stream import Stream
 
 SOON = 20.0  # seconds in which all happens that does happen

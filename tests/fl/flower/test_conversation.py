@@ -15,11 +15,11 @@ import pytest
 from flwr.app import RecordDict
 
 import netq
+from fl.envelope import Finished
 from fl.flower.conversation import Conversation
+from fl.flower.envelope import END, ENVELOPES, RAISED, UNAVAILABLE, VERSION, Files
 from fl.flower.grid_messages import MESSAGES, Ask, write_ask, write_files
-from fl.flower.outline import END, OUTLINES, RAISED, UNAVAILABLE, VERSION, Files
 from fl.membership import Membership
-from fl.outline import Finished
 from netq.testing.log import LogRecorder
 from tests.fl.flower.federation import QUICK, SOON, at
 
@@ -56,7 +56,7 @@ def session() -> Iterator[Session]:
     limited, events = replace(QUICK, message_size=10_000), netq.EventOptions(ini=begun.put)
     options = at(("127.0.0.1", 0), serialization=MESSAGES, connection=limited, events=events)
     with netq.new(purpose=netq.Purpose.SERVER, options=options) as grid:
-        options = at(grid.netloc, NODE, serialization=OUTLINES)
+        options = at(grid.netloc, NODE, serialization=ENVELOPES)
         with netq.new(purpose=netq.Purpose.CLIENT, options=options) as node:
             assert begun.get(timeout=SOON) == NODE
             yield Session(grid, node)

@@ -21,8 +21,8 @@ from flwr.serverapp.strategy import FedAvg
 
 import fl.flower
 import netq
+from fl.flower.envelope import VERSION
 from fl.flower.grid_messages import MESSAGES, message_id
-from fl.flower.outline import VERSION
 from netq.testing.log import LogRecorder
 from netq.utils.stream import PickleSerializer
 from tests.fl.flower.apps import app, server

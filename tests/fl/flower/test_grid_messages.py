@@ -11,6 +11,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
 from fl.flower._compat import ErrorCode
+from fl.flower.envelope import ENVELOPES, RAISED, UNAVAILABLE, VERSION, End, Files
+from fl.flower.envelope import Ask as Envelope
 from fl.flower.grid_messages import (
     MESSAGES,
     Ask,
@@ -23,8 +25,6 @@ from fl.flower.grid_messages import (
     write_ask,
     write_reply,
 )
-from fl.flower.outline import OUTLINES, RAISED, UNAVAILABLE, VERSION, End, Files
-from fl.flower.outline import Ask as Outline
 from netq.errors import Unreadable
 from netq.utils.stream import PickleSerializer, Stream
 
@@ -153,8 +153,8 @@ def test_a_config_holds_single_values_by_name(config: Any) -> None:
         check_config(config)
 
 
-def outlined(plain: Any) -> Any:
-    return OUTLINES.load(Stream([bytearray(bytes(MESSAGES.dump(plain)))]))
+def enveloped(plain: Any) -> Any:
+    return ENVELOPES.load(Stream([bytearray(bytes(MESSAGES.dump(plain)))]))
 
 
 @pytest.mark.parametrize(
@@ -166,16 +166,16 @@ def outlined(plain: Any) -> Any:
         (ASK._replace(group_id="3\nall is well"), "train.mine 3\\nall is well"),
     ],
 )
-def test_outline_of_an_ask_has_its_bytes(ask: Ask, title: str) -> None:
-    found = outlined(write_ask(ask))
-    assert isinstance(found, Outline)
+def test_envelope_of_an_ask_has_its_bytes(ask: Ask, title: str) -> None:
+    found = enveloped(write_ask(ask))
+    assert isinstance(found, Envelope)
     assert (found.job, found.app, found.title, found.key) == ((8, 7), "abc", title, "8 7")
     assert read_ask(MESSAGES.load(found.stream), copy=True).content == ask.content
 
 
-def test_outlines_of_files_and_end() -> None:
-    assert outlined([VERSION, "end"]) == End()
-    files = outlined([VERSION, "files", "abc", {"a.py": b"1"}, b"signature"])
+def test_envelopes_of_files_and_end() -> None:
+    assert enveloped([VERSION, "end"]) == End()
+    files = enveloped([VERSION, "files", "abc", {"a.py": b"1"}, b"signature"])
     assert isinstance(files, Files)
     assert (files.version, files.key) == ("abc", "")
 
@@ -198,9 +198,9 @@ def test_outlines_of_files_and_end() -> None:
         [*write_ask(ASK)[:8], None, []],
     ],
 )
-def test_outline_of_another_message_is_refused(plain: Any) -> None:
+def test_envelope_of_another_message_is_refused(plain: Any) -> None:
     with pytest.raises(Unreadable):
-        outlined(plain)
+        enveloped(plain)
 
 
 def test_codes_are_those_of_flower() -> None:

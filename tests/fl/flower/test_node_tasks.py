@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
+from fl.envelope import Finished
+from fl.flower.envelope import ENVELOPES
 from fl.flower.grid_messages import MESSAGES, Ask, Reply, read_reply, write_ask
 from fl.flower.node_tasks import NodeTasks
-from fl.flower.outline import OUTLINES
 from fl.flower.record_codec import arrays
-from fl.outline import Finished
 from netq.utils.stream import Stream
 
 NODE = 12
@@ -38,11 +38,11 @@ def tasks(app: Any = counts, **settings: Any) -> NodeTasks:
 
 
 def answer(node: NodeTasks, batch: int = 1, run: int = 7, group: str = "", lr: float = 0.5) -> Finished | str:
-    return node.answer(outlined(write_ask(Ask(batch, run, {"lr": lr}, "query", group, 0.0, 60.0, "", RecordDict()))))
+    return node.answer(enveloped(write_ask(Ask(batch, run, {"lr": lr}, "query", group, 0.0, 60.0, "", RecordDict()))))
 
 
-def outlined(plain: Any) -> Any:
-    return OUTLINES.load(arrived(MESSAGES.dump(plain)))
+def enveloped(plain: Any) -> Any:
+    return ENVELOPES.load(arrived(MESSAGES.dump(plain)))
 
 
 def arrived(stream: Stream) -> Stream:
@@ -131,7 +131,7 @@ def test_error_of_the_app_is_a_reply() -> None:
 def test_message_that_cannot_be_read_is_answered_with_the_reason() -> None:
     plain = list(write_ask(Ask(1, 7, {}, "query", "", 0.0, 60.0, "", RecordDict())))
     plain[3] = {"lr": None}
-    reason = tasks().answer(outlined(tuple(plain)))
+    reason = tasks().answer(enveloped(tuple(plain)))
     assert isinstance(reason, str)
     assert reason.startswith("the message cannot be read: the config's 'lr': expected one of bool")
 

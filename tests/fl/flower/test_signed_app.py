@@ -11,8 +11,8 @@ import pytest
 
 import netq
 from fl.flower.app_folder import AppFolder
+from fl.flower.envelope import VERSION
 from fl.flower.grid_messages import read_ask, write_files
-from fl.flower.outline import VERSION
 from fl.flower.signed_app import NAME, ReceivedApps, SignedApp, sign
 from netq.testing.log import LogRecorder
 from tests.attacks.files import APPS, run

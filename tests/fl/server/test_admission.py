@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import uuid
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fl.server.admission import Admission, Sending
+from fl.server.member import Member
 
-A, B, C, D = IDS = [uuid.UUID(int=n) for n in range(1, 5)]
+A, B, C, D = MEMBERS = [Member(uuid.UUID(int=n)) for n in range(1, 5)]
+
+
+@pytest.fixture(autouse=True)
+def unknown() -> None:
+    """Forget what an earlier test has taught the members."""
+    for member in MEMBERS:
+        vars(member).update(vars(Member(member.id)))
 
 
 def admission(room: int) -> Admission:
@@ -20,35 +29,35 @@ def admission(room: int) -> Admission:
 
 def test_clients_are_admitted_while_there_is_room() -> None:
     uploads = admission(250)
-    for peer in IDS:
+    for peer in MEMBERS:
         uploads.offer(peer, 100)
-    assert list(uploads.admit(0.0)) == [A, B]
-    assert list(uploads.admit(0.0)) == []
+    assert uploads.admit(0.0) == [A, B]
+    assert uploads.admit(0.0) == []
     uploads.leave(B)
-    assert list(uploads.admit(0.0)) == [C]
+    assert uploads.admit(0.0) == [C]
     uploads.leave(A)
     uploads.leave(C)
-    assert list(uploads.admit(0.0)) == [D]
+    assert uploads.admit(0.0) == [D]
 
 
 def test_an_update_larger_than_the_room_is_admitted_alone() -> None:
     uploads = admission(10)
     uploads.offer(A, 100)
     uploads.offer(B, 1)
-    assert list(uploads.admit(0.0)) == [A]
+    assert uploads.admit(0.0) == [A]
     uploads.leave(A)
-    assert list(uploads.admit(0.0)) == [B]
+    assert uploads.admit(0.0) == [B]
 
 
 def test_small_updates_do_not_overtake_a_large_one() -> None:
     uploads = admission(100)
     uploads.offer(A, 60)
-    assert list(uploads.admit(0.0)) == [A]
+    assert uploads.admit(0.0) == [A]
     uploads.offer(B, 90)
     uploads.offer(C, 10)
-    assert list(uploads.admit(0.0)) == []
+    assert uploads.admit(0.0) == []
     uploads.leave(A)
-    assert list(uploads.admit(0.0)) == [B, C]
+    assert uploads.admit(0.0) == [B, C]
 
 
 def test_a_client_that_leaves_frees_its_place() -> None:
@@ -59,16 +68,16 @@ def test_a_client_that_leaves_frees_its_place() -> None:
     uploads.leave(B)
     uploads.leave(B)
     uploads.leave(A)
-    assert list(uploads.admit(0.0)) == [C]
+    assert uploads.admit(0.0) == [C]
 
 
 def test_a_second_offer_goes_to_the_end_of_the_queue() -> None:
     uploads = admission(100)
     uploads.offer(A, 100)
-    assert list(uploads.admit(0.0)) == [A]
+    assert uploads.admit(0.0) == [A]
     uploads.offer(B, 100)
     uploads.offer(A, 50)
-    assert list(uploads.admit(0.0)) == [B]
+    assert uploads.admit(0.0) == [B]
 
 
 def sending(sent: int, left: int, until: float = 100.0, *, is_held: bool = False, is_wrong: bool = False) -> Sending:
@@ -122,29 +131,29 @@ def test_a_client_keeps_half_of_the_usual_rate() -> None:
 
 def test_a_deferred_client_waits_behind_the_others() -> None:
     uploads = admission(100)
-    for peer in IDS:
+    for peer in MEMBERS:
         uploads.offer(peer, 100)
-    assert list(uploads.admit(0.0)) == [A]
+    assert uploads.admit(0.0) == [A]
     uploads.defer(A, 100)
-    assert list(uploads.admit(0.0)) == [B]
+    assert uploads.admit(0.0) == [B]
     uploads.arrive(B, 100, 1.0)
     uploads.arrive(A, 100, 1.0)  # it was sent all the same, and takes its place
     uploads.leave(B)
-    assert list(uploads.admit(0.0)) == []
+    assert uploads.admit(0.0) == []
     uploads.leave(A)
-    assert list(uploads.admit(0.0)) == [C]
+    assert uploads.admit(0.0) == [C]
 
 
 def test_a_slow_client_takes_no_room_that_others_may_need() -> None:
     uploads = admission(250)
     uploads.defer(A, 100)
     uploads.offer(B, 100)
-    assert list(uploads.admit(0.0, at_work=lambda: [C])) == [B]
+    assert uploads.admit(0.0, at_work=lambda: [C]) == [B]
     uploads.leave(B)
-    assert list(uploads.admit(0.0, at_work=lambda: [C])) == [A], "C has room, too"
+    assert uploads.admit(0.0, at_work=lambda: [C]) == [A], "C has room, too"
     uploads.offer(A, 200)
-    assert list(uploads.admit(0.0, at_work=lambda: [C])) == []
-    assert list(uploads.admit(0.0, at_work=lambda: [A])) == [A], "no other client is at work"
+    assert uploads.admit(0.0, at_work=lambda: [C]) == []
+    assert uploads.admit(0.0, at_work=lambda: [A]) == [A], "no other client is at work"
 
 
 def test_a_slow_client_proves_itself() -> None:
@@ -153,7 +162,7 @@ def test_a_slow_client_proves_itself() -> None:
     uploads.withdraw(A)
     for number in range(9):
         uploads.offer(A, 100)
-        assert list(uploads.admit(0.0, at_work=lambda: [B])) == ([A] if number == 8 else [])
+        assert uploads.admit(0.0, at_work=lambda: [B]) == ([A] if number == 8 else [])
         uploads.admit(0.0)
         uploads.arrive(A, 100, 1.0)
         uploads.leave(A)
@@ -164,8 +173,8 @@ def test_clients_that_have_gone_are_removed() -> None:
     for peer in (A, B, C):
         uploads.offer(peer, 100)
     uploads.admit(0.0)
-    uploads.keep({C: None})
-    assert list(uploads.admit(0.0)) == [C]
+    uploads.keep({C.id: None})
+    assert uploads.admit(0.0) == [C]
 
 
 def test_the_shares_of_all_clients_fit_into_the_room() -> None:
@@ -175,9 +184,10 @@ def test_the_shares_of_all_clients_fit_into_the_room() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 200))), st.integers(0, 300))
 def test_random_offers_never_exceed_the_room(steps: list[tuple[int, int]], room: int) -> None:
     """A negative size stands for leaving."""
-    uploads, admitted, waiting = admission(room), dict[uuid.UUID, int](), dict[uuid.UUID, int]()
+    uploads, admitted, waiting = admission(room), dict[Member, int](), dict[Member, int]()
+    members = [Member(uuid.UUID(int=number)) for number in range(6)]
     for number, size in steps:
-        peer = uuid.UUID(int=number)
+        peer = members[number]
         admitted.pop(peer, None)
         waiting.pop(peer, None)
         if size < 0:

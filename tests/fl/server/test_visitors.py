@@ -144,7 +144,7 @@ def test_attempts_that_begin_with_a_visitor_do_not_end_the_federation() -> None:
                 assert isinstance(queue.get(timeout=SOON).data, Task)
                 queue.put(Describe("a test"))
                 described(queue)
-                task = federation.server._tasks.busy[queue.id]
+                task = federation.server._members.busy[queue.id]
                 queue.put(Reply(task, "this is a test, which does no tasks"))
                 assert report.result(SOON).clients == ()
         federation.join(uuid.UUID(int=2), adds(1))

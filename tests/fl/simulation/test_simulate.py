@@ -32,7 +32,7 @@ from tests.fl.federation import SOON, adds, gives, zeros
 from tests.pages import Page
 
 ROOT = Path(__file__).parents[3]
-SETTINGS: dict[str, Any] = {"processes": 2, "deadline": 3 * SOON}
+SETTINGS: dict[str, Any] = {"processes": 2, "patience": fl.Patience(deadline=3 * SOON, void_pause=0.0)}
 
 
 def w(result: Result) -> list[float]:
@@ -159,7 +159,7 @@ def test_updates_are_folded_in_order_of_selection() -> None:
         return moves(model, config)
 
     strategy = Order()
-    simulate(zeros(), [train] * 5, 1, strategy=strategy, processes=5, deadline=SOON)
+    simulate(zeros(), [train] * 5, 1, strategy=strategy, processes=5, patience=fl.Patience(deadline=SOON))
     os.close(gate_out)
     os.close(gate_in)
     assert strategy.folded == order
@@ -195,7 +195,7 @@ def test_one_client_of_a_process_trains_at_a_time() -> None:
         training.release()
         return update
 
-    assert len(simulate(zeros(), [train] * 8, 5, processes=1, deadline=SOON).reports) == 5
+    assert len(simulate(zeros(), [train] * 8, 5, processes=1, patience=fl.Patience(deadline=SOON)).reports) == 5
 
 
 # What goes wrong
@@ -275,7 +275,7 @@ def test_ctrl_c_during_training_ends_the_simulation() -> None:
         threading.Event().wait()
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(zeros(), [in_round(1, interrupt)] * 4, processes=4, deadline=SOON)
+        simulate(zeros(), [in_round(1, interrupt)] * 4, processes=4, patience=fl.Patience(deadline=SOON))
 
 
 def fork(until: int) -> None:

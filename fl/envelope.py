@@ -149,4 +149,4 @@ _PLAIN = JsonSerializer()
 
 # What arrives is a Task, a Permit, an End or a Final. What is put is an `introduction`, an `offer`, a `failure`, a
 # `leave`, or a message's bytes.
-OUTLINES = SerializationOptions(load=_load, dump=_dump)
+ENVELOPES = SerializationOptions(load=_load, dump=_dump)

@@ -1,4 +1,4 @@
-"""An outline of each message of a server, without numpy; and hostile messages."""
+"""An envelope of each message of a server, without numpy; and hostile messages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl import messages, outline
+from fl import envelope, messages
+from fl.envelope import ENVELOPES, End, Permit, Task
 from fl.messages import MESSAGES
-from fl.outline import OUTLINES, End, Permit, Task
 from fl.tensors.json_format import JsonSerializer
 from netq.errors import Unreadable
 from netq.utils.stream import PickleSerializer, Stream
@@ -22,7 +22,7 @@ MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array(7)
 
 
 def arrived(stream: Stream) -> Any:
-    return OUTLINES.load(Stream([bytearray(bytes(stream))]))
+    return ENVELOPES.load(Stream([bytearray(bytes(stream))]))
 
 
 def test_task_keeps_its_bytes() -> None:
@@ -50,17 +50,17 @@ def test_permit_and_end() -> None:
 
 def test_final_keeps_its_bytes() -> None:
     final = arrived(MESSAGES.dump(messages.Final(MODEL)))
-    assert isinstance(final, outline.Final)
+    assert isinstance(final, envelope.Final)
     np.testing.assert_array_equal(MESSAGES.load(final.stream).model["w"], MODEL["w"])
 
 
 def test_what_is_put_is_a_message_of_fl() -> None:
     def at_the_server(message: Any) -> Any:
-        return MESSAGES.load(Stream([bytearray(bytes(OUTLINES.dump(message)))]))
+        return MESSAGES.load(Stream([bytearray(bytes(ENVELOPES.dump(message)))]))
 
-    job: outline.Job = (7, 3, "train")
-    assert at_the_server(outline.offer(job, 5)) == messages.Offer(JOB, 5)
-    assert at_the_server(outline.failure(job, "no memory")) == messages.Reply(JOB, "no memory")
+    job: envelope.Job = (7, 3, "train")
+    assert at_the_server(envelope.offer(job, 5)) == messages.Offer(JOB, 5)
+    assert at_the_server(envelope.failure(job, "no memory")) == messages.Reply(JOB, "no memory")
     reply = messages.Reply(JOB, messages.Report(5, {"loss": 0.5}))
     assert at_the_server(MESSAGES.dump(reply)) == reply
 
@@ -103,9 +103,9 @@ TASK = {
     ],
 )
 def test_other_messages_are_refused(bad: Any) -> None:
-    assert isinstance(arrived(OUTLINES.dump(TASK)), Task)
+    assert isinstance(arrived(ENVELOPES.dump(TASK)), Task)
     with pytest.raises(Unreadable):
-        arrived(OUTLINES.dump(bad))
+        arrived(ENVELOPES.dump(bad))
 
 
 def test_pickles_are_refused() -> None:
@@ -115,5 +115,5 @@ def test_pickles_are_refused() -> None:
 
 
 def test_it_needs_no_numpy() -> None:
-    script = "import sys, fl.conversation, fl.outline; assert 'numpy' not in sys.modules"
+    script = "import sys, fl.conversation, fl.envelope; assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

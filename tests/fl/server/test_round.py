@@ -77,7 +77,7 @@ def test_a_client_that_skips_has_not_failed_and_is_not_waited_for(caplog: pytest
             assert report.skipped == {C: "no data yet"}
             assert (report.evaluation_skipped, report.evaluation_failures) == ({B: "it has no examples"}, {})
             assert ", 0 failed, 1 skipped, 1 evaluations skipped, " in str(report)
-        assert federation.server._collector.state()["train"]["records"] == {}
+        assert not any(each.has_missed for each in federation.server._members)
     assert "left out" not in caplog.text
 
 
@@ -163,7 +163,7 @@ def test_a_late_update_is_stale_without_staleness() -> None:
         federation.join(B, gives(4))
         federation.join(C, slow)
         assert federation.round(3).failures[C].why is fl.FailureKind.LATE
-        federation.server._collector.deadline = 3 * SOON
+        federation.set_deadline(3 * SOON)
         federation.server._strategy.select = lambda number, clients: [A, B]  # type: ignore[method-assign]
         slow.let_go(10)
         federation.server.wait(3, SOON)
@@ -186,7 +186,7 @@ def test_a_late_update_is_discounted_by_staleness() -> None:
         second = federation.round(3)
         assert (set(second.clients), second.failures) == ({A, B}, {})  # it was not asked
         waiting = Gate(4)
-        federation.server._collector.deadline = 3 * SOON
+        federation.set_deadline(3 * SOON)
         federation.join(D, waiting)
         federation.server.wait(4, SOON)
         slow.let_go()
@@ -303,7 +303,7 @@ def test_a_client_that_never_answers_is_suspended_until_it_answers() -> None:
             assert report.failures[B].why is fl.FailureKind.LATE
             assert report.suspended == ((B,) if number == 2 else ())
         assert states[-1] is fl.ClientState.SUSPENDED
-        federation.server._collector.deadline = 3 * SOON  # a round that waits for B fails
+        federation.set_deadline(3 * SOON)  # a round that waits for B fails
         for _ in range(3):
             report = federation.round(2)
             assert (report.clients, report.failures, report.suspended) == ((A,), {}, (B,))
@@ -389,7 +389,7 @@ def test_a_client_that_does_not_evaluate_is_suspended_for_evaluation(caplog: pyt
         federation.join(A, gives(2), lambda model, config: accuracy)
         federation.join_raw(B, answer)
         federation.round(2)
-        federation.server._collector.deadline = 3 * SOON  # a round that waits for B fails
+        federation.set_deadline(3 * SOON)  # a round that waits for B fails
         report = federation.round(2)
         assert (set(report.clients), report.evaluation) == ({A, B}, {"accuracy": 1.0})
     lost, suspended = [each.getMessage() for each in caplog.records if each.getMessage().startswith(str(B))]
@@ -548,7 +548,7 @@ def test_what_was_permitted_in_an_attempt_is_taken_in_the_next() -> None:
         clients[1].send(clients[1].task(), 5)  # without an offer: it is allowed 200 bytes
         report = round.result(SOON)
         assert (report.clients, report.failures[A].why) == ((), fl.FailureKind.LATE)
-        federation.server._collector.deadline = SOON
+        federation.set_deadline(SOON)
         round = federation.start(federation.round, 2)
         again = clients[0].task()
         assert again.job == first.job
@@ -572,7 +572,7 @@ def test_an_unused_permit_of_an_old_round_is_freed() -> None:
         assert clients[0].permitted(tasks[0])
         clients[1].send(tasks[1], 3)
         assert round.result(SOON).clients == (B,)  # at the deadline; A keeps its place
-        federation.server._collector.deadline = SOON
+        federation.set_deadline(SOON)
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
         clients[1].offer(tasks[1], 2 * SIZE)
@@ -778,7 +778,7 @@ def test_a_round_without_idle_clients_waits_for_late_ones() -> None:
         federation.join(A, first)
         federation.join(B, second)
         assert federation.round(2).clients == ()
-        federation.server._collector.deadline = 3 * SOON
+        federation.set_deadline(3 * SOON)
         threading.Timer(SHORT, first.let_go).start()
         threading.Timer(2 * SHORT, second.let_go).start()
         report = federation.round(2)
@@ -926,7 +926,7 @@ def test_a_strategy_that_fails_to_finish_loses_one_round(caplog: pytest.LogCaptu
         assert federation.w == [0] * 3
         assert federation.round(1).clients == (A,)
         assert federation.w == [4] * 3
-    assert "test_collector.py" in caplog.text, "its traceback is in the log"
+    assert "test_round.py" in caplog.text, "its traceback is in the log"
 
 
 def test_a_bug_in_fold_logs_one_traceback_a_round(caplog: pytest.LogCaptureFixture) -> None:
@@ -982,7 +982,7 @@ def test_undelivered_tasks_keep_few_old_models() -> None:
             federation.server.wait(count, SOON)
             assert federation.round(count).clients == (A,)
         federation.round(4)
-        tasks = {job.round for peer, job in federation.server._tasks.busy.items() if peer != A}
+        tasks = {job.round for peer, job in federation.server._members.busy.items() if peer != A}
         assert len(tasks - {federation.server.number}) == 1
 
 
@@ -1003,7 +1003,7 @@ def test_as_many_clients_work_as_the_strategy_selects() -> None:
         federation.server.wait(4, SOON)
         for _ in range(10):
             before = len(begun)
-            busy = len(federation.server._tasks.busy)
+            busy = len(federation.server._members.busy)
             report = federation.round(4)
             assert not report.failures
             assert busy + len(begun) - before == 2 + 1, "two at work, and one more when the first had answered"

@@ -86,7 +86,7 @@ def leave(reason: str) -> list[Any]:
 
 
 def load(stream: Stream) -> Ask | Files | End:
-    """Return the outline of a grid's message. Raises Unreadable."""
+    """Return the envelope of a grid's message. Raises Unreadable."""
     values = _PLAIN.load(stream)
     if type(values) is not list or len(values) < 2 or type(values[0]) is not str or values[0] != VERSION:
         raise Unreadable(f"the version of a message: expected {VERSION}; install the same netq")
@@ -126,4 +126,4 @@ def _dump(message: Any) -> Stream:
 _PLAIN = JsonSerializer()
 
 # What arrives is an Ask, Files or an End. What is put is one of the lists above, or a message's bytes.
-OUTLINES = SerializationOptions(load=load, dump=_dump)
+ENVELOPES = SerializationOptions(load=load, dump=_dump)

@@ -1,0 +1,157 @@
+"""What has come of the clients that were asked in a round: one Answer for each. Pure; owned by fl/server/round.py."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fl.messages import Report, Update
+from fl.metrics import Merged, elements, merged
+from fl.report import MEASURED, ClientFailure, FailureKind
+
+_LARGE_SHARE = 0.5  # of the examples: a client with more is named …
+_MANY = 3  # … if there are so many clients
+_MAX_ELEMENTS = 2**22  # in the arrays of all clients: 32 MiB, as 419 confusion matrices of 100 classes
+
+
+@dataclass
+class Answer:
+    """What has come of one client in a round."""
+
+    is_regular: bool = False  # the round waits for it
+    is_pending: bool = False  # it has not answered
+    failure: ClientFailure | None = None
+    skipped: str | None = None  # why it had nothing for its task
+    updates: int = 0  # its answers that count; with an asynchronous strategy there may be several
+    num_examples: int = 0  # of the last one
+    staleness: int = 0  # of the same: in rounds
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # of the same
+    without_room: list[str] = field(default_factory=list)  # names of arrays that are not among these
+
+
+class Answers:
+    """The answers of a round.
+
+    waiting: regular clients that have not answered.
+    in_time: regular clients whose answer to the task of this round counts.
+    clients: all whose answer counts.
+    updates: answers that count.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = self.in_time = self.clients = self.updates = 0
+        self._answers: dict[uuid.UUID, Answer] = {}
+        self._elements = 0  # in the arrays of all metrics
+
+    def ask(self, peer: uuid.UUID, *, is_regular: bool) -> None:
+        """Note that a client was asked."""
+        answer = self._answers.setdefault(peer, Answer())
+        answer.is_regular, answer.is_pending = is_regular, True
+        self.waiting += is_regular
+
+    def count(self, peer: uuid.UUID, content: Update | Report, staleness: int = 0) -> None:
+        """Count an Update or Report."""
+        answer = self._settled(peer)
+        self.updates += 1
+        self.clients += not answer.updates
+        self.in_time += answer.is_regular and not staleness
+        answer.updates += 1
+        answer.num_examples, answer.staleness = content.num_examples, staleness
+        metrics = {name: value for name, value in content.metrics.items() if not name.startswith(MEASURED)}
+        size, room = elements(metrics), _MAX_ELEMENTS - self._elements + elements(answer.metrics)
+        answer.without_room = []
+        if size > room:  # the others have taken it
+            answer.without_room = [name for name, value in metrics.items() if not isinstance(value, float)]
+            size, metrics = 0, {name: value for name, value in metrics.items() if isinstance(value, float)}
+        self._elements = _MAX_ELEMENTS - room + size
+        answer.metrics = metrics
+
+    def skip(self, peer: uuid.UUID, reason: str) -> None:
+        """Record that a client had nothing for a task. An asynchronous strategy may have had an update of it before."""
+        self._settled(peer).skipped = reason
+
+    def fail(self, peer: uuid.UUID, failure: ClientFailure) -> bool:
+        """Record a client's failure. Return whether it is recorded.
+
+        An answer that counts, or a skip, outweighs any failure, and the client's own reason any other. A stale answer
+        does not end the wait for the right one, and replaces no other failure.
+        """
+        answer = self._answers.get(peer, Answer())
+        earlier = answer.failure
+        if answer.updates or answer.skipped is not None or (earlier and earlier.why is FailureKind.FAILED):
+            return False
+        if failure.why is FailureKind.STALE and (answer.is_pending or earlier is not None):
+            return False
+        self._settled(peer).failure = failure
+        return True
+
+    def _settled(self, peer: uuid.UUID) -> Answer:
+        """Return what has come of a client, which is not waited for any more."""
+        answer = self._answers.setdefault(peer, Answer())
+        self.waiting -= answer.is_regular and answer.is_pending
+        answer.is_pending, answer.failure = False, None
+        return answer
+
+    def void(self, reason: str) -> None:
+        """Turn all answers that count into failures."""
+        for peer, answer in self._answers.items():
+            if answer.updates:
+                failed = Answer(failure=ClientFailure(FailureKind.VOID, reason), skipped=answer.skipped)
+                self._answers[peer] = failed
+        self.in_time = self.clients = self.updates = 0
+
+    def pending(self) -> list[uuid.UUID]:
+        """Return the clients that have not answered."""
+        return [peer for peer, answer in self._answers.items() if answer.is_pending]
+
+    def of(self, peer: uuid.UUID) -> Answer:
+        """Return what has come of a client; an empty Answer if it was not asked."""
+        return self._answers.get(peer, Answer())
+
+    # For the report.
+
+    @property
+    def failures(self) -> dict[uuid.UUID, ClientFailure]:
+        """The clients whose answer does not count, and why."""
+        return {peer: each.failure for peer, each in self._answers.items() if each.failure is not None}
+
+    @property
+    def skipped(self) -> dict[uuid.UUID, str]:
+        """The clients that had nothing for their task, and why."""
+        return {peer: each.skipped for peer, each in self._answers.items() if each.skipped is not None}
+
+    @property
+    def counted(self) -> dict[uuid.UUID, Answer]:
+        """The clients whose answers count."""
+        return {peer: each for peer, each in self._answers.items() if each.updates}
+
+    @property
+    def num_examples(self) -> dict[uuid.UUID, int]:
+        """Of each client whose answer counts."""
+        return {peer: each.num_examples for peer, each in self.counted.items()}
+
+    @property
+    def staleness(self) -> dict[uuid.UUID, int]:
+        """Of the late answers that count: in rounds."""
+        return {peer: each.staleness for peer, each in self.counted.items() if each.staleness}
+
+    @property
+    def metrics(self) -> dict[uuid.UUID, Mapping[str, Any]]:
+        """Of each client whose answer counts."""
+        return {peer: each.metrics for peer, each in self.counted.items()}
+
+    def merged(self) -> Merged:
+        """Return the means of the metrics by number of examples; a client counts with its last answer."""
+        lost = Counter(name for each in self.counted.values() for name in each.without_room)
+        return merged(self.metrics, self.num_examples, lost)
+
+    def shares(self) -> dict[uuid.UUID, float]:
+        """Return the share of the examples of each client that has more than half of them, among three or more."""
+        numbers = self.num_examples
+        if len(numbers) < _MANY:
+            return {}
+        total = sum(numbers.values())
+        return {peer: number / total for peer, number in numbers.items() if number > _LARGE_SHARE * total}

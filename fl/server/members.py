@@ -1,0 +1,563 @@
+"""The clients of a server: tasks go out to them, updates are admitted, replies come back one at a time.
+
+Driven by fl/server/round.py, in the server's thread. Owns the Member of each client, and moves it from state to state
+(fl/server/member.py). Never looks into a model.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import netq
+from fl.callbacks.base import Callbacks, ClientState
+from fl.envelope import Purpose
+from fl.messages import (
+    Content,
+    Describe,
+    Description,
+    End,
+    Final,
+    Introduction,
+    Job,
+    Leave,
+    Message,
+    Offer,
+    Permit,
+    Reply,
+    Report,
+    Skip,
+    Task,
+    Update,
+    serialization,
+)
+from fl.properties import ClientInfo, Properties
+from fl.report import ClientFailure, FailureKind
+from fl.server.admission import Admission, Sending
+from fl.server.dispatcher import TaskDispatcher
+from fl.server.limits import Limits
+from fl.server.member import TRANSITIONS, Asked, Event, Member, Owed, State
+from fl.tensors.spec import Model
+from netq.text import describe
+
+log = logging.getLogger("netq.fl")
+
+_CHECK = 0.25  # seconds between looks at how fast clients send
+_SELDOM = 20  # a look at thousands of clients takes 50 ms: times that until the next
+_PATIENCE = 4  # a rate is measured over a fourth of the time limit at most
+_INTRODUCTION = 3.0  # seconds in which a client says what it is like, if it does: the first message of a session
+_REMEMBERED = 4096  # clients that have gone, and have missed tasks
+_CONTENT: Mapping[Purpose, type[Content]] = {"train": Update, "evaluate": Report}
+
+
+class Key(NamedTuple):
+    """Identifies a task of a client."""
+
+    peer: uuid.UUID
+    job: Job
+
+
+class Members:
+    """Asks clients, and returns their answers. An update keeps its place in the admission until `settle` is called.
+
+    run:      this server's number. A reply to another run is not counted.
+    grace:    seconds; a client without a connection for longer is lost. The rate of a client that sends while others
+              wait is measured over so long.
+    bounds:   of the updates that may be on their way at once, and of one message.
+    config_of: returns what a client's task of a round has in its config besides the task's own; None: nothing.
+    """
+
+    def __init__(
+        self,
+        options: netq.CommunicatorOptions,
+        protocol: netq.Protocol,
+        *,
+        run: int,
+        grace: float,
+        bounds: Limits,
+        callbacks: Callbacks,
+        describe: Callable[[ClientInfo], Description],
+        config_of: Callable[[ClientInfo, int], Mapping[str, Any]] | None,
+    ) -> None:
+        self.run = run
+        self._grace = grace
+        self._bounds = bounds
+        self._callbacks = callbacks
+        self._describe = describe
+        self._config_of = config_of
+        self._members: dict[uuid.UUID, Member] = {}
+        self._begun: deque[tuple[uuid.UUID, float]] = deque()  # sessions, and when they began; the loop adds to it
+        self._admission = Admission(bounds.room)
+        self._asks = 0  # calls of `ask`
+        self._next_check = 0.0  # by time.monotonic()
+        options = replace(
+            options, serialization=serialization(bounds.text, bounds.buffers), events=self._events(options.events)
+        )
+        self._dispatcher: TaskDispatcher[Key] = TaskDispatcher(
+            options, protocol, grace, self._receive, self._session_over
+        )
+        self.queue = self._dispatcher.queue
+        self.sessions_changed = self._dispatcher.sessions_changed
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(tuple(self._members.values()))
+
+    def of(self, peer: uuid.UUID) -> Member:
+        """Return the member for a client. A new one if it is not known."""
+        return self._members.get(peer) or self._members.setdefault(peer, Member(peer))
+
+    def update(self) -> None:
+        """Note the sessions that have begun, and forget clients that have gone, but for the last with missed tasks."""
+        self._note_begun()
+        members = [(each, each.since) for each in self]  # first: a session that begins now is kept
+        known = self.queue.statistics()
+        absent = [each for each, since in members if each.id not in known and each.since == since]
+        gone = [each for each in absent if not (each.task or each.final or each.is_counted)]
+        missed = [each for each in gone if each.has_missed][-_REMEMBERED:]
+        for member in gone:
+            self._admission.leave(member)
+            del self._members[member.id]
+        self._members |= {each.id: Member(each.id, records=each.records) for each in missed}
+
+    def _note_begun(self) -> None:
+        while self._begun:
+            peer, since = self._begun.popleft()
+            member = self.of(peer)
+            member.since = since
+            for record in member.records.values():  # a suspended client gets a task at once
+                record.due = 0
+
+    @property
+    def busy(self) -> dict[uuid.UUID, Job]:
+        """The clients that have a task whose answer does not count yet. Some may be late."""
+        return {member.id: member.task.job for member in self if member.task is not None}
+
+    @property
+    def late(self) -> Collection[uuid.UUID]:
+        """The busy clients whose time limit has passed, and whose answer is still accepted."""
+        return {key.peer for key in self._dispatcher.late()}
+
+    @property
+    def properties(self) -> dict[uuid.UUID, Properties]:
+        """What each client has said of itself in its session."""
+        return {each.id: each.session.properties for each in self if each.session.properties is not None}
+
+    def takes_part(self, peer: uuid.UUID) -> bool:
+        """Return whether a connected client wants tasks, and has said what it is like, or is not going to."""
+        return not self.is_new(peer) and not self.of(peer).session.is_visitor
+
+    def is_new(self, peer: uuid.UUID) -> bool:
+        """Return whether a client has just connected, and has said nothing of itself."""
+        self._note_begun()
+        member = self.of(peer)
+        is_known = member.session.properties is not None or member.session.is_visitor
+        return not is_known and time.monotonic() - member.since < _INTRODUCTION
+
+    def ask(
+        self, task: Task, members: Collection[Member], limit: float, *, keep_late: bool
+    ) -> Mapping[Member, ClientFailure]:
+        """Give clients a task. It replaces the tasks that they have. Return the clients that get none, and why.
+
+        limit:     seconds; a client that has not answered by then is late.
+        keep_late: a late client keeps the task, and its answer is still accepted.
+        """
+        self._asks += 1
+        if not members:
+            return {}
+        for member in members:
+            self.forget(member)
+        configs, failures = self._configs_of(task, members)
+        members = [member for member in members if member not in failures]
+        self._admission.patience = max(_CHECK, min(self._grace, limit / _PATIENCE))
+        unasked = self._admission.share(len(self.busy) + len(members))
+        tasks = self._tasks_of(replace(task, unasked=unasked, deadline=limit), members, configs)
+        asked, now = list[Asked](), time.monotonic()
+        for member in members:  # before the tasks are sent: Ctrl-C may interrupt what follows
+            is_first = not member.owed and member.seconds == math.inf
+            asked.append(Asked(task.job, now + limit, is_first))
+            member.owed.append(Owed(task.job, now, unasked))
+        self._dispatcher.ask(tasks, limit, keep_late=keep_late)
+        for member, its in zip(members, asked, strict=True):
+            member.on(Event.ASK)
+            member.task = its
+        for member in members:
+            self._callbacks.client_is(member.id, ClientState.TRAINING)
+        return failures
+
+    def _configs_of(
+        self, task: Task, members: Collection[Member]
+    ) -> tuple[dict[Member, Mapping[str, Any]], dict[Member, ClientFailure]]:
+        """Return the configs of a task that differ by client, and for which clients the user's function has none."""
+        configs, failures = dict[Member, Mapping[str, Any]](), dict[Member, ClientFailure]()
+        if self._config_of is None:
+            return configs, failures
+        for member in members:
+            info = _info(member)
+            try:
+                configs[member] = {**self._config_of(info, task.job.round), **task.config}
+            except Exception as error:  # of the user's function: a client may say of itself what it likes
+                log.debug("%s says of itself %s; where it happened", info.id, info.properties, exc_info=error)
+                why = f"there is no config for it: {describe(error)}; expected a dict for any properties, also for none"
+                failures[member] = ClientFailure(FailureKind.INVALID, why)
+        return configs, failures
+
+    def _tasks_of(
+        self, task: Task, members: Collection[Member], configs: Mapping[Member, Mapping[str, Any]]
+    ) -> list[tuple[Task, dict[uuid.UUID, Key]]]:
+        """Return the tasks that differ by client, each with those clients that get it."""
+        keys = {member.id: Key(member.id, task.job) for member in members}
+        if configs:
+            return [
+                (replace(task, answered=each.replies(task.job), config=configs[each]), {each.id: keys[each.id]})
+                for each in members
+            ]
+        counts = {member.id: member.replies(task.job) for member in members}
+        return [
+            (replace(task, answered=count), {peer: keys[peer] for peer in keys if counts[peer] == count})
+            for count in sorted(set(counts.values()))
+        ]
+
+    def trim(self, size: int) -> None:
+        """Cancel tasks that have not arrived, where they keep more old models alive than there is room for.
+
+        The tasks of the oldest rounds stay: most of their bytes are sent.
+
+        size: bytes of one model.
+        """
+        undelivered = self._dispatcher.undelivered()
+        rounds = sorted({key.job.round for key in undelivered})
+        dropped = rounds[max(1, self._admission.room // max(1, size)) :]
+        for key in undelivered:
+            if key.job.round in dropped:
+                self.forget(self.of(key.peer))
+
+    def forget(self, member: Member) -> None:
+        """Stop waiting for a client. Cancel its task if it has not arrived.
+
+        A client that has a permit sends its update all the same, and keeps its place until then.
+        """
+        if member.task is not None:
+            self._dispatcher.forget([Key(member.id, member.task.job)])
+        has_arrived = member.state is State.ARRIVED
+        member.on(Event.FORGET)
+        if not member.session.is_held:
+            self._admission.withdraw(member)
+        if has_arrived:
+            self._free(member)
+
+    def forget_all(self) -> None:
+        """Stop waiting for all clients, and drop the answers that have arrived."""
+        for member in self:
+            if member.task is not None:
+                self.forget(member)
+        self._dispatcher.forget_all()
+
+    def settle(self, member: Member, event: Event) -> None:
+        """Note what has come of a client's answer, after its update was taken and dropped: its place is for others."""
+        member.on(event)
+        self._free(member)
+
+    def read(self) -> None:
+        """Handle the messages that are here. For a server that waits for clients, and not for answers."""
+        self._dispatcher.read()
+
+    def end(self) -> None:
+        """Make `answer` raise Closed. Any thread may call this."""
+        self._dispatcher.end()
+
+    def announce_end(self, last: int, model: Model, *, wait_for_new: bool = True) -> list[Future[None]]:
+        """Tell clients that do not know it that the federation is over, and send the model to those that want it.
+
+        A client gets the model once: an agent that its system starts again comes back while the server lingers.
+
+        last:         the number of the last round.
+        wait_for_new: whether to leave out clients that have not said whether they want the model, and may.
+
+        Returns the deliveries of the model to clients that are not lost.
+        """
+        present = [self.of(peer) for peer in self._dispatcher.present()]
+        told = [each for each in present if not (each.session.is_told or (wait_for_new and self.is_new(each.id)))]
+        for member in told:
+            member.session.is_told = True
+        wanting = {each.id: each for each in told if each.session.wants_final and not _has_final(each)}
+        self._dispatcher.announce(End(last), {each.id for each in told} - wanting.keys())
+        self._dispatcher.announce(End(last, final=True), wanting)
+        if wanting:
+            for peer, delivery in zip(wanting, self.queue.put(Final(model), *wanting).futures, strict=True):
+                wanting[peer].final = delivery
+        return [each.final for each in present if each.final is not None]
+
+    def has_new(self) -> bool:
+        """Return whether a client has just connected, and has said nothing of itself."""
+        return any(map(self.is_new, self._dispatcher.present()))
+
+    def answer(self, purpose: Purpose, until: float) -> tuple[Key, Content | ClientFailure] | None:
+        """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.
+
+        Return None at the time `until`, or if no client has such a task. Raises Closed.
+        """
+
+        def wanted(key: Key) -> bool:
+            return key.job.purpose == purpose or not self.of(key.peer).has(key.job)  # else a stale answer's failure
+
+        while True:
+            self._check_rates()
+            found = self._dispatcher.take(wanted, min(until, self._next_check))
+            if found is not None:
+                key, content = found
+                if isinstance(content, ClientFailure):
+                    self._failed(self.of(key.peer), key, content)
+                return found
+            if time.monotonic() >= until or not any(job.purpose == purpose for job in self.busy.values()):
+                return None
+
+    def _failed(self, member: Member, key: Key, failure: ClientFailure) -> None:
+        """Note that a client's task has failed, unless it is late and its answer still accepted."""
+        if not member.has(key.job) or self._dispatcher.is_open(key):
+            return
+        if failure.why is FailureKind.LATE:  # if it has a permit, its update will still arrive, and needs its place
+            member.on(Event.EXPIRE)
+            self._admission.withdraw(member)
+        else:
+            member.on(Event.FAIL)
+            self._free(member)
+
+    def _free(self, member: Member) -> None:
+        """Give the place of a client's update to others."""
+        if member.place is not None:
+            self._admission.leave(member)
+        if member.session.is_held:
+            self._let_go_on(member)
+        if self._admission.waiting:
+            self._admit()
+
+    def _check_rates(self) -> None:
+        """Let others pass the clients that send too slowly, if others wait for a permit or for memory."""
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + _CHECK
+        if not (self._admission.waiting or self.queue.is_short):
+            self._admission.slow({}, now)
+            return
+        known = self.queue.statistics()
+        self._admission.keep(known)
+        members = {self.of(peer): figures for peer, figures in known.items()}
+        sending = {each: found for each in members if (found := self._sending(each, members[each])) is not None}
+        for member in self._admission.slow(sending, now):
+            session, is_wrong = member.session, sending[member].is_wrong
+            if is_wrong and session.is_wrong:
+                self._dispatcher.charge(member.id, math.inf, "it sends more than it may, and others wait")
+            else:
+                self._let_others_pass(member, members[member])
+            session.is_wrong |= is_wrong
+        self._admit()
+        self._next_check = now + max(_CHECK, _SELDOM * (time.monotonic() - now))
+
+    def _sending(self, member: Member, figures: netq.Statistics) -> Sending | None:
+        """Return what a client sends now, None if it sends nothing that others wait for."""
+        size, place = figures.expected, member.place
+        if member.state is not State.ARRIVED and place is not None and place.is_admitted:
+            size = max(size, place.size)
+        if not size or member.session.is_held:
+            return None
+        until = 0.0 if member.task is None else member.task.until
+        is_wrong = figures.expected > member.allowed + self._bounds.text
+        return Sending(figures.bytes_in + figures.arriving, size - figures.arriving, until, figures.waits, is_wrong)
+
+    def _let_others_pass(self, member: Member, figures: netq.Statistics) -> None:
+        """Take the place of a slow client, and hold back what it sends, until it is admitted again."""
+        size = 0 if member.place is None else member.place.size
+        self._admission.defer(member, max(figures.expected, size) - figures.arriving)
+        if figures.expected:
+            log.info("%s: sends slowly, and others wait: they go first", member.id)
+            member.session.is_held = True
+            reason = "others go first, because they send faster; this message goes on after them"
+            self.queue.set_aside(member.id, reason)
+        elif member.task is None:  # it has never used its permit for an older task
+            self._admission.leave(member)
+
+    def _let_go_on(self, member: Member) -> None:
+        member.session.is_held = False
+        self.queue.let_go_on(member.id)
+
+    def _receive(self, peer: uuid.UUID, message: Message) -> bool:
+        """Handle a message. Return whether a task or a session calls for it. The dispatcher calls this from `take`."""
+        member = self.of(peer)
+        match message:
+            case Reply():
+                return self._receive_reply(member, message.job, message.content)
+            case Offer():
+                return self._receive_offer(member, message)
+            case Introduction():
+                return _receive_introduction(member, message)
+            case Leave():
+                return _receive_leave(member, message)
+            case Describe():
+                return self._receive_question(member, message)
+            case _:
+                self._refuse(member, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
+                return False
+
+    def _session_over(self, peer: uuid.UUID) -> None:
+        """Forget what a client has said in its session. The dispatcher calls this behind the session's last message."""
+        member = self.of(peer)
+        was_put_off = member.session.is_held or member.session.is_wrong
+        member.end_session()
+        if was_put_off:  # in the next session it may hold up the others again
+            self._dispatcher.charge(peer, math.inf, "it was to go on after others, and has begun anew")
+        else:
+            self._dispatcher.charge(peer, 0.0, "it begins one session after the other")
+
+    def _receive_question(self, member: Member, question: Describe) -> bool:
+        if member.session.is_visitor:  # one answer a session: a client that reads none costs no memory
+            return False
+        log.info("%s: wants no task: %s", member.id, question.reason)
+        member.session.is_visitor = True
+        try:
+            description = self._describe(_info(member))
+        except Exception:  # of the user's strategy, as it would in the next round
+            log.exception("the next task cannot be described")
+        else:
+            self.queue.put(description, member.id)
+        return True
+
+    def _receive_offer(self, member: Member, offer: Offer) -> bool:
+        """Queue an update for its admission: once a session and task, and a second time after a permit."""
+        task = member.task
+        if task is None or task.job != offer.job or member.state not in TRANSITIONS[Event.OFFER]:
+            return False  # it is late, or one too many
+        if member.state is State.PERMITTED:
+            # The first offer was to an attempt before this one, and the client has dropped the permit with that task.
+            if task.has_offered_again:
+                return False
+            task.has_offered_again = True
+        member.on(Event.OFFER)
+        if offer.size > self._bounds.update:
+            limit = self._bounds.update
+            self._refuse(member, FailureKind.INVALID, f"it offers {offer.size} bytes; expected {limit} at most")
+            return True
+        self._admission.offer(member, offer.size)
+        self._callbacks.client_is(member.id, ClientState.WAITING, offer.size)
+        self._admit()
+        return True
+
+    def _admit(self) -> None:
+        for member in self._admission.in_the_way():
+            figures = self.queue.statistics().get(member.id)
+            if member.state is not State.ARRIVED and figures is not None:
+                self._let_others_pass(member, figures)
+        for member in self._admission.admit(time.monotonic(), self._at_work):
+            if member.session.is_held:
+                self._let_go_on(member)
+            if member.task is None or member.place is None or member.state is not State.OFFERED:
+                continue  # what was set aside goes on
+            member.on(Event.PERMIT)
+            for owed in member.owed:
+                if owed.job == member.task.job:
+                    owed.allowed = max(owed.allowed, member.place.size)
+            self.queue.put(Permit(member.task.job), member.id)
+            self._callbacks.client_is(member.id, ClientState.SENDING, member.place.size)
+
+    def _at_work(self) -> Iterator[Member]:
+        """Return the clients that may offer an update."""
+        return (member for member in self if member.state is State.ASKED)
+
+    def _receive_reply(self, member: Member, job: Job, content: Content | str) -> bool:
+        """Handle a reply. Return whether the client owes it."""
+        now = time.monotonic()
+        member.replied = job, member.replies(job) + 1
+        owed = member.settle(job, now)
+        size, allowed = content.nbytes if isinstance(content, Update) else 0, owed.allowed if owed else 0
+        answer: Content | ClientFailure
+        if isinstance(content, str):
+            answer = ClientFailure(FailureKind.FAILED, content)
+        elif not isinstance(content, (_CONTENT[job.purpose], Skip)):
+            wrong = f"it answered with {type(content).__name__}; expected {_CONTENT[job.purpose].__name__}"
+            answer = ClientFailure(FailureKind.INVALID, wrong)
+        elif size > allowed:
+            wrong = f"it sent {size} bytes, and might send {allowed}; expected an offer first"
+            answer = ClientFailure(FailureKind.INVALID, wrong)
+        else:
+            answer = content
+        if not (member.has(job) and self._dispatcher.answer(Key(member.id, job), answer)):
+            self._receive_stale(member, job, content, is_owed=owed is not None)
+            return owed is not None
+        if isinstance(answer, ClientFailure):
+            self._free(member)
+        else:
+            member.on(Event.REPLY)
+            if member.place is not None or member.slow:
+                self._admission.arrive(member, size, now)
+        return True
+
+    def _receive_stale(self, member: Member, job: Job, content: Content | str, *, is_owed: bool) -> None:
+        """Handle a reply to a task that is not open. The client is too late, or wrong.
+
+        A client that was too late still works on its present task, which stays open. So does a client whose server has
+        been started again: its first reply may be to the server before.
+        """
+        is_other_run, task, peer = job.run != self.run, member.task, member.id
+        if task is not None and not is_owed and not (is_other_run and task.is_first):
+            of = " of another server" if is_other_run else ""
+            member.settle(task.job, time.monotonic())  # this was its answer: a later one to the same task is wrong, too
+            expected = f"round {task.job.round} ({task.job.purpose})"
+            wrong = f"it answered round {job.round} ({job.purpose}){of}; expected {expected}"
+            self._refuse(member, FailureKind.INVALID, wrong)
+            return
+        if member.state is not State.ARRIVED:
+            self._free(member)
+        if member.warned_stale != self._asks:  # one line and one failure, however many such replies come
+            member.warned_stale = self._asks
+            text = "%s: its answer to round %d (%s) is not waited for (any more)%s"
+            log.warning(text, peer, job.round, job.purpose, f": {content}" if isinstance(content, str) else "")
+            if not is_other_run:
+                reason = f"it answered round {job.round} ({job.purpose}), which is not waited for any more"
+                self._dispatcher.add_answer(Key(peer, job), ClientFailure(FailureKind.STALE, reason))
+
+    def _refuse(self, member: Member, why: FailureKind, reason: str) -> None:
+        """Answer a client's task with a failure, if it has a task."""
+        task = member.task
+        if task is not None and self._dispatcher.answer(Key(member.id, task.job), ClientFailure(why, reason)):
+            self._free(member)
+
+    def _events(self, user: netq.EventOptions) -> netq.EventOptions:
+        """Return events that call the user's too. They run in the communicator's loop."""
+
+        def ini(peer: uuid.UUID) -> None:
+            self._begun.append((peer, time.monotonic()))
+            if user.ini is not None:
+                user.ini(peer)
+
+        return replace(user, ini=ini)
+
+
+def _info(member: Member) -> ClientInfo:
+    return ClientInfo(member.id, member.session.properties or {})
+
+
+def _has_final(member: Member) -> bool:
+    return member.final is not None and member.final.done() and member.final.exception() is None
+
+
+def _receive_introduction(member: Member, introduction: Introduction) -> bool:
+    if member.session.properties is not None:  # it says so once a session
+        return False
+    member.session.properties = introduction.properties
+    member.session.wants_final = introduction.final
+    return True
+
+
+def _receive_leave(member: Member, leave: Leave) -> bool:
+    if member.session.is_leaving:  # it says so once a session
+        return False
+    member.session.is_leaving = True
+    log.info("%s: leaves: %s", member.id, leave.reason)
+    return True

@@ -1,0 +1,206 @@
+"""One round under way: asks its clients, and yields their answers as they arrive, until its rule is met.
+
+Made by fl/server/server.py for each training and each evaluation, and used in its thread. These differ in their rule
+(fl/server/rule.py), and in what the server does with an answer. fl/server/members.py moves the messages, and
+fl/server/answers.py has what has come of each client.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Generic, cast
+
+from fl.callbacks.base import Callbacks, ClientState
+from fl.errors import InvalidUpdate
+from fl.messages import Content, Job, Measured, Skip, Task, Update
+from fl.report import ClientFailure, FailureKind
+from fl.server.answers import Answers
+from fl.server.member import Event, Member
+from fl.server.members import Members
+from fl.server.rule import Progress, RoundRule
+from fl.server.standing import Standing
+from fl.strategies.base import Strategy
+from fl.tensors.spec import nbytes
+from netq.text import describe
+
+log = logging.getLogger("netq.fl")
+
+_OF_THE_SERVER = (FailureKind.ERROR, FailureKind.VOID)  # failures that are not the client's
+
+
+@dataclass
+class Received(Generic[Measured]):
+    """The answer of a client. `staleness`: in rounds, since it was asked for."""
+
+    client: uuid.UUID
+    content: Measured
+    staleness: int
+
+
+class Round(Generic[Measured]):
+    """The clients that get a task, and their answers. Iterate over it, and use each answer in `counting`.
+
+    clients: that are asked. With an asynchronous strategy as many of them are at work at any time as can be.
+    regular: those of them that the round waits for.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        standing: Standing,
+        strategy: Strategy,
+        callbacks: Callbacks,
+        task: Task,
+        rule: RoundRule,
+        clients: Collection[Member],
+        regular: Iterable[Member] = (),
+    ) -> None:
+        self.rule = rule
+        self.answers = Answers()
+        self._members = members
+        self._standing = standing
+        self._strategy = strategy
+        self._callbacks = callbacks
+        self._task = task
+        self._clients = clients
+        self._regular = frozenset(regular)
+        # Clients keep a task beyond its round if late answers count.
+        self._keep_late = task.job.purpose == "train" and strategy.staleness is not None
+        self._logged_errors: set[type[Exception]] = set()  # of the strategy, with a traceback in the log
+
+    def __iter__(self) -> Iterator[Received[Measured]]:
+        """Ask the clients. Yield good answers until the rule is met, all have answered, or the deadline has passed.
+
+        The deadline begins after the clients were asked. So all that do not answer are late before it passes.
+        """
+        asked = time.monotonic()
+        self._ask_more() if self.rule.buffer else self._ask(self._task, self._clients)
+        until = time.monotonic() + self._standing.deadline
+        while not self.rule.is_complete(progress := self._progress(asked), now := time.monotonic()):
+            look = self.rule.next_look(progress, until, now)
+            found = self._members.answer(self._task.job.purpose, look)
+            if found is not None:
+                (peer, job), content = found
+                del found
+                if (received := self._good(self._members.of(peer), job, content)) is not None:
+                    del content  # and `counting` drops `received.content`
+                    yield received
+                if self.rule.buffer:
+                    self._ask_more()
+            elif not look <= time.monotonic() < until:
+                break
+        if not self.rule.buffer:
+            self._close()
+
+    @contextmanager
+    def counting(self, received: Received[Measured]) -> Iterator[None]:
+        """Count an answer, unless the block that uses it fails. Then drop it, and give its place to another client.
+
+        Raises OSError of the block: the server's disk is at fault, and leaving out the clients that come last would
+        bias the model. Other errors are failures of the client, or of the strategy.
+        """
+        failure, member = None, self._members.of(received.client)
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            failure = self._failure_of(error)
+        if failure is None:
+            self._standing.answered(member, member.seconds)
+            self.answers.count(member.id, received.content, received.staleness)
+            size = nbytes(received.content.model) if isinstance(received.content, Update) else 0
+            self._callbacks.client_is(member.id, ClientState.DONE, size)
+        else:
+            self._fail(member, failure)
+        del received.content  # before its place is given to another client, which may send at once
+        self._members.settle(member, Event.COUNT if failure is None else Event.FAIL)
+
+    def _good(self, member: Member, job: Job, content: Content | ClientFailure) -> Received[Measured] | None:
+        """Return an answer that may count. Record any other, and return None."""
+        staleness = self._task.job.round - job.round
+        if isinstance(content, ClientFailure):
+            self._fail(member, content)
+        elif isinstance(content, Skip):  # neither a good answer nor a missed task
+            log.info("%s: skips round %d (%s): %s", member.id, job.round, job.purpose, content)
+            self.answers.skip(member.id, content.reason)
+            self._callbacks.client_is(member.id, ClientState.DONE)
+            self._members.settle(member, Event.SKIP)
+        elif staleness and not self._keep_late:
+            reason = f"it is {staleness} rounds late, and the strategy wants no late ones"
+            self._fail(member, ClientFailure(FailureKind.STALE, reason))
+            self._members.settle(member, Event.FAIL)
+        else:
+            bounded = content.with_examples(self._strategy.examples(content.num_examples))
+            return Received(member.id, cast(Measured, bounded), staleness)
+        return None
+
+    def _failure_of(self, error: Exception) -> ClientFailure:
+        """Return what a failed fold says of the client. An error that is no InvalidUpdate is a bug of the strategy."""
+        if isinstance(error, InvalidUpdate):
+            return ClientFailure(FailureKind.INVALID, str(error))
+        if type(error) not in self._logged_errors:
+            self._logged_errors.add(type(error))
+            log.error("the strategy could not fold an update", exc_info=error)
+        return ClientFailure(FailureKind.ERROR, f"the strategy could not fold it: {describe(error)}")
+
+    def _fail(self, member: Member, failure: ClientFailure, *, is_spared: bool = False) -> None:
+        """Record a failure. For a client that is spared it is no missed task."""
+        is_stale = failure.why is FailureKind.STALE
+        if is_stale:
+            self._standing.answered_late(member, member.seconds)
+        if not self.answers.fail(member.id, failure):
+            return
+        if not is_stale:  # which the log has
+            of = " of the evaluation" if self._task.job.purpose == "evaluate" else ""
+            log.warning("%s: left out%s: %s", member.id, of, failure)
+        self._callbacks.client_is(member.id, ClientState.FAILED)
+        if is_stale or is_spared or failure.why in _OF_THE_SERVER:
+            return
+        if self._standing.missed(member):
+            self._callbacks.client_is(member.id, ClientState.SUSPENDED)
+
+    def _progress(self, asked: float) -> Progress:
+        answers, overdue = self.answers, math.inf
+        if self.rule.close_early:
+            waiting = [each for each in self._regular if answers.of(each.id).is_pending]
+            overdue = asked + max(map(self._standing.expected, waiting), default=0.0)
+        return Progress(answers.waiting, answers.in_time, answers.clients, answers.updates, overdue)
+
+    def _ask(self, task: Task, clients: Collection[Member]) -> None:
+        for member in clients:
+            self.answers.ask(member.id, is_regular=member in self._regular)
+        failures = self._members.ask(task, clients, self._standing.deadline, keep_late=self._keep_late)
+        for member, failure in failures.items():
+            self._fail(member, failure)
+
+    def _ask_more(self) -> None:
+        """Replace the clients that have answered or are late; first by those without an update in this round.
+
+        A client that has failed or skipped gets its next task in the next round: it would answer so at once.
+        """
+        if self.answers.updates >= (self.rule.buffer or 0):  # the next task has the next model
+            return
+        of = {member: self.answers.of(member.id) for member in self._clients}
+        idle = [each for each in of if not (each.task or of[each].failure) and of[each].skipped is None]
+        missing = len(of) - (len(self._members.busy) - len(self._members.late))
+        chosen = sorted(idle, key=lambda each: of[each].updates > 0)[: max(0, missing)]
+        for counted in sorted({of[each].updates for each in chosen}):
+            again = replace(self._task, counted=counted)
+            self._ask(again, [each for each in chosen if of[each].updates == counted])
+
+    def _close(self) -> None:
+        """Wait no longer for the clients that have not answered. If enough others have, it is no missed task."""
+        has_enough = self.rule.has_enough(self.answers.in_time)
+        for peer in self.answers.pending():
+            member = self._members.of(peer)
+            late = ClientFailure(FailureKind.LATE, "enough others had answered")
+            self._fail(member, late, is_spared=has_enough and member in self._regular)
+            if not self._keep_late:
+                self._members.forget(member)

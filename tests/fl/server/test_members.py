@@ -1,0 +1,47 @@
+"""What a server keeps of clients that have gone, and what a new session begins anew."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+import fl
+import netq
+from fl.server.members import Members
+from tests.fl.federation import A, B, C, at, zeros
+
+
+@pytest.fixture
+def members() -> Iterator[Members]:
+    with fl.Server(zeros(), at(netq.NetworkLocation("127.0.0.1", 0))) as server:
+        yield server._members
+
+
+def test_a_client_that_has_gone_is_known_by_the_tasks_that_it_has_missed(members: Members) -> None:
+    members.of(A).records["evaluate"].missed = 0b101
+    members.of(A).seconds = 3.0
+    members.of(B).records["train"].seconds = 1.0
+    members.update()
+    (member,) = members
+    assert (member.id, member.records["evaluate"].misses) == (A, 2)
+    assert member.seconds != 3.0, "of its old task"
+
+
+def test_the_clients_that_are_remembered_are_bounded(members: Members) -> None:
+    for number in range(5000):
+        members.of(uuid.UUID(int=number)).records["train"].missed = 1
+    members.of(uuid.UUID(int=1)).is_counted = True  # the next round says that it is absent
+    members.update()
+    members.of(uuid.UUID(int=1)).is_counted = False
+    assert {member.id.int for member in members} == {1, *range(904, 5000)}
+
+
+def test_a_new_session_ends_the_pause_of_a_suspended_client(members: Members) -> None:
+    members.of(C).records["train"].due = 50
+    ini = members._events(netq.EventOptions()).ini
+    assert ini is not None
+    ini(C)
+    members.takes_part(C)
+    assert members.of(C).records["train"].due == 0
