@@ -35,9 +35,9 @@ from edge.patience import FileChanged, Patience, Watched
 from edge.supervisor import Supervisor
 from edge.work import Work, federation
 from netq.cli.terminal import Formatter, outlive_readers, sentence
-from netq.cli.toml_file import Override, in_file_terms
 from netq.errors import InvalidOption, SecurityError
 from netq.io.interrupts import outside_steps
+from netq.toml_file import Override, in_file_terms
 from netq.version import version
 
 log = logging.getLogger("edge")

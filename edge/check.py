@@ -39,8 +39,8 @@ from fl.tensors.model import check_specs
 from fl.tensors.roles import SENT, of_role
 from fl.tensors.spec import DTYPES, specs_of
 from netq.cli.doctor import Reached, describe, reach
-from netq.cli.toml_file import in_file_terms
 from netq.text import printable
+from netq.toml_file import in_file_terms
 from netq.utils.stream import Stream
 
 TIMEOUT = 10.0  # seconds in which the server has to answer

@@ -1,6 +1,6 @@
 """The TOML file of a device: its tables and keys, and the objects that they describe.
 
-netq/cli/toml_file.py reads the values. Called by edge/__main__.py, by edge/flower.py, and by scripts before `edge.run`.
+netq/toml_file.py reads the values. Called by edge/__main__.py, by edge/flower.py, and by scripts before `edge.run`.
 Opens no connection, starts nothing, and imports nothing of the user's.
 
 [server]      host, port         address of the server. Required
@@ -45,7 +45,6 @@ from edge.limits import Limits
 from edge.machine import Machine
 from fl.envelope import RESERVED
 from fl.properties import checked
-from netq.cli.toml_file import File, Override, in_file_terms
 from netq.errors import InvalidOption, NotNow, SecurityError
 from netq.options import (
     CommunicatorOptions,
@@ -57,6 +56,7 @@ from netq.options import (
     SecurityOptions,
 )
 from netq.security.files import own_id
+from netq.toml_file import File, Override, in_file_terms
 
 _CERTIFIED = (Protocol.TCP, Protocol.GRPC)  # the server sees the certificate; with MQTT, only the broker does
 FILE = "the device's TOML file"  # its description in errors

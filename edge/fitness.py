@@ -26,7 +26,7 @@ from netq.errors import NotNow
 from netq.validate import expect, flag, is_number, seconds
 
 if TYPE_CHECKING:
-    from netq.cli.toml_file import File
+    from netq.toml_file import File
 
 log = logging.getLogger("edge")
 

@@ -30,9 +30,9 @@ from fl.flower.conversation import Conversation
 from fl.flower.envelope import ENVELOPES
 from fl.flower.signed_app import is_stored
 from fl.membership import Membership
-from netq.cli.toml_file import File, Override
 from netq.errors import InvalidOption
 from netq.options import NetworkLocation
+from netq.toml_file import File, Override
 
 
 def load(

@@ -17,8 +17,8 @@ from edge.usage import Usage
 from fl.envelope import Finished
 from fl.flower import envelope
 from fl.flower.app_folder import AppFolder, is_folder
-from netq.cli.toml_file import in_file_terms, named_object
 from netq.errors import InvalidOption, NotNow, SecurityError
+from netq.toml_file import in_file_terms, named_object
 from netq.utils.stream import Stream
 from netq.validate import expect
 

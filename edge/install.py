@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.config import FILE, SECRETS, Config, open_file
-from netq.cli.toml_file import File
 from netq.errors import InvalidOption
+from netq.toml_file import File
 from netq.validate import expect
 from netq.version import DISTRIBUTION
 

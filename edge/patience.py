@@ -19,8 +19,8 @@ from typing import TypeVar
 from edge.child import ChildFailed
 from edge.supervisor import Supervisor
 from netq.cli.terminal import sentence
-from netq.cli.toml_file import in_file_terms
 from netq.errors import InvalidOption, NotNow, SecurityError
+from netq.toml_file import in_file_terms
 
 log = logging.getLogger("edge")
 T = TypeVar("T")

@@ -20,8 +20,8 @@ from fl.tensors.checks import unserializable
 from fl.tensors.serialization import own_file
 from fl.tensors.spec import Model
 from fl.trainer import Trainer
-from netq.cli.toml_file import function
 from netq.errors import InvalidOption
+from netq.toml_file import function
 from netq.utils.stream import Stream
 
 _STATE = own_file()

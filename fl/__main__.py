@@ -47,11 +47,11 @@ from fl.server.checkpoint import load
 from fl.tensors import files
 from fl.tensors.spec import Model
 from netq.cli.terminal import Formatter, outlive_readers, sentence
-from netq.cli.toml_file import function, in_file_terms, named_object
 from netq.errors import AddressError, InvalidOption, NetqError, SecurityError
 from netq.io.interrupts import outside_steps
 from netq.options import CommunicatorOptions, Protocol
 from netq.text import describe
+from netq.toml_file import function, in_file_terms, named_object
 
 log = logging.getLogger("fl")
 

@@ -28,6 +28,7 @@ from netq.errors import (
     SerializationError,
     Unreadable,
 )
+from netq.identity import Security
 from netq.io.interrupts import outside_steps
 from netq.options import (
     CommunicatorOptions,
@@ -44,7 +45,6 @@ from netq.options import (
 from netq.polling import poll
 from netq.runtime.delivery import Delivery
 from netq.runtime.statistics import Statistics
-from netq.security.identity import Security
 
 __all__ = [
     "new",

@@ -26,7 +26,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.utils.msgpack_keys"],
     ["netq.utils.msgpack", "netq.utils.protobuf"],
     ["netq.options"],
-    ["netq.security", "netq.security.identity"],
+    ["netq.identity", "netq.toml_file"],
     ["netq.protocol"],
     ["netq.protocol.destination"],
     ["netq.protocol.flow_control", "netq.protocol.wire", "netq.protocol._codec"],  # _codec: in C

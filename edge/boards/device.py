@@ -14,8 +14,8 @@ from pathlib import Path
 
 from edge.config import FILE, KEYS, Config, from_file
 from edge.limits import Limits
-from netq.cli.toml_file import File
 from netq.options import ConnectionOptions, Protocol
+from netq.toml_file import File
 
 _LOCAL = "127.0.0.1"  # what the name of a server on this machine usually resolves to
 

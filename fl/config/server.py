@@ -1,6 +1,6 @@
 """The TOML file of an aggregator: its tables and keys, and the objects that they describe.
 
-netq/cli/toml_file.py reads the values. Called by fl/__main__.py and by scripts. Loading opens no connection and starts
+netq/toml_file.py reads the values. Called by fl/__main__.py and by scripts. Loading opens no connection and starts
 nothing; it imports the modules that the file names. Paths are relative to the folder of the file.
 docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of [server].
 
@@ -46,7 +46,6 @@ from fl.server.checkpoint import is_there
 from fl.server.validation import checked_evaluation
 from fl.tensors.files import check_name
 from fl.tensors.roles import ROLES, assign, check_values
-from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption, SecurityError
 from netq.options import (
     CommunicatorOptions,
@@ -58,6 +57,7 @@ from netq.options import (
     SecurityOptions,
 )
 from netq.text import describe
+from netq.toml_file import File, in_file_terms
 from netq.validate import is_number
 
 _ADDRESS = ("host", "port", "protocol")

@@ -15,9 +15,9 @@ from fl.compression.compressor import as_compression
 from fl.schedules import from_table, resolved
 from fl.server.validation import check_config
 from fl.strategies.base import as_discount, options_of
-from netq.cli.toml_file import File
 from netq.errors import InvalidOption
 from netq.text import did_you_mean
+from netq.toml_file import File
 
 _NO_TEXT = {"optimizer"}  # an option that is an object
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from netq.cli.toml_file import File, named_object
 from netq.errors import InvalidOption
 from netq.text import did_you_mean, printable
+from netq.toml_file import File, named_object
 
 if TYPE_CHECKING:
     from fl.flower.apps import ClientApp, ServerApp

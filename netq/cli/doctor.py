@@ -20,9 +20,9 @@ from typing import NamedTuple, get_args
 import netq
 from netq.cli import client_hello
 from netq.cli.terminal import sentence
+from netq.identity import is_post_quantum
 from netq.options import PostQuantum, SecurityOptions
 from netq.protocol import codec
-from netq.security.identity import is_post_quantum
 from netq.security.processor import has_aes
 from netq.security.tls import client_side
 from netq.text import format_netloc, parse_netloc

@@ -20,12 +20,12 @@ from types import FrameType
 from typing import Any
 
 from netq.cli.terminal import Formatter, sentence
-from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption, NetqError, SecurityError
 from netq.exchange import Exchange, Permission
 from netq.io.interrupts import outside_steps
 from netq.options import CommunicatorOptions, ConnectionOptions, MqttOptions, NetworkLocation, Protocol
 from netq.text import format_netloc
+from netq.toml_file import File, in_file_terms
 
 log = logging.getLogger("netq")
 

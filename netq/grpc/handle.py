@@ -12,11 +12,11 @@ import socket
 from netq.errors import SecurityError
 from netq.grpc.event_loop import acquire, release
 from netq.grpc.link import Link
+from netq.identity import Protection
 from netq.io.loop import Loop
 from netq.io.selector import READ
 from netq.options import check_put_merge
 from netq.runtime.link import LinkListener
-from netq.security.identity import Protection
 
 
 class EventLoopHandle:

@@ -11,11 +11,11 @@ import time
 from netq.grpc.event_loop import EventLoop
 from netq.grpc.packet_size import MOST
 from netq.grpc.stream import END, Stream
+from netq.identity import Protection
 from netq.io.baton import Worker
 from netq.io.loop import Loop
 from netq.protocol.connection import Connection
 from netq.runtime.link import LinkListener
-from netq.security.identity import Protection
 
 _PACKETS = 8  # packets received before other links of the loop get a turn
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from netq.errors import SecurityError
+from netq.identity import Protection, Security, is_post_quantum
 from netq.options import SecurityOptions
 from netq.security.files import load_certificates, parse_certificate
-from netq.security.identity import Protection, Security, is_post_quantum
 from netq.security.renewal import Renewed
 from netq.security.tls import client_side, server_side
 

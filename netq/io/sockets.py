@@ -16,11 +16,11 @@ from typing import Protocol
 
 from netq.buffers import NOTHING, Buffer
 from netq.errors import ProtocolError, SecurityError
+from netq.identity import Protection
 from netq.io.interrupts import NO_SIGPIPE
 from netq.io.loop import Loop
 from netq.io.poller import Ready
 from netq.security.engine import OVERHEAD, RECORD
-from netq.security.identity import Protection
 from netq.security.tls import Tls
 
 PIECE = 128 * 1024  # bytes of one receive: they stay in the core's cache from the system's copy to ours

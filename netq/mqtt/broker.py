@@ -17,13 +17,13 @@ from functools import partial
 from typing import Protocol
 
 from netq.errors import InvalidSecurity, SecurityError
+from netq.identity import Protection
 from netq.io.connect import Connector
 from netq.io.loop import Loop
 from netq.io.selector import READ, WRITE
 from netq.io.sockets import tune, wrap
 from netq.mqtt.paho_socket import PahoSocket
 from netq.options import CommunicatorOptions, SecurityOptions
-from netq.security.identity import Protection
 from netq.security.tls import client_side
 
 try:

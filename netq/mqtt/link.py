@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 
 from netq.buffers import Buffer
+from netq.identity import Protection
 from netq.io.baton import Worker
 from netq.io.loop import Loop
 from netq.mqtt.channel import Channel, Segment
@@ -16,7 +17,6 @@ from netq.mqtt.multicast.group import Block
 from netq.protocol.connection import Connection
 from netq.protocol.sender import SMALL, Part
 from netq.runtime.link import LinkListener
-from netq.security.identity import Protection
 
 _QUEUE, _REMOTE_QUEUE = 1, 2  # segments queued in the channel; more if it is in another loop
 PREFIX = 256  # bytes of the session that may precede a block, beyond the size of a packet

@@ -12,8 +12,8 @@ from collections import deque
 
 from netq.buffers import Buffer
 from netq.errors import SecurityError
+from netq.identity import Protection
 from netq.io.sockets import ByteStream
-from netq.security.identity import Protection
 
 _READ_AHEAD = 128 * 1024  # bytes of one read
 _CONNACK = 0x20  # the first byte of a broker

@@ -28,6 +28,7 @@ from typing import cast
 
 from netq.buffers import Buffer
 from netq.errors import ProtocolError, strip_tracebacks
+from netq.identity import Protection
 from netq.options import ConnectionOptions
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.receiver import Receiver
@@ -46,7 +47,6 @@ from netq.protocol.wire import (
     Reader,
     take_nothing,
 )
-from netq.security.identity import Protection
 from netq.text import printable
 
 

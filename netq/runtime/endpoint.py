@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from netq.errors import Closed, strip_tracebacks
+from netq.identity import Certificate
 from netq.io.baton import StepBroken
 from netq.io.condition import LONGEST, Condition
 from netq.io.loop import Loop
@@ -41,7 +42,6 @@ from netq.runtime.pending_links import PendingLinks, origin_of
 from netq.runtime.reconnect import Reconnector
 from netq.runtime.stalls import PERIOD, AbsentPeers, FullMemory
 from netq.runtime.undelivered import Undelivered
-from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
 from netq.security.seal import NewConnection, sealed_connections
 from netq.text import printable

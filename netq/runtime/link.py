@@ -11,13 +11,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from netq.identity import Certificate, Protection
 from netq.io.baton import Worker
 from netq.io.interrupts import raised_by_handler
 from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event
-from netq.security.identity import Certificate, Protection
 
 
 class Link(Protocol):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from netq.errors import Closed, NetqError, SecurityError
+from netq.identity import Certificate, Protection
 from netq.io.loop import Loop, give_way
 from netq.io.timers import Timer
 from netq.log import log
@@ -29,7 +30,6 @@ from netq.protocol.session import Session
 from netq.protocol.wire import ANY_LANE, Code, Greeting
 from netq.runtime.link import Link, certificates_of
 from netq.runtime.statistics import Statistics
-from netq.security.identity import Certificate, Protection
 from netq.utils.secret import is_same_secret
 
 _SHORT_LOSS = 10.0  # seconds after which a peer without a link gives its unused memory back

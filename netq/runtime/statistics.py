@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netq.security.identity import Security
+from netq.identity import Security
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import contextlib
 import threading
 import time
 
+from netq.identity import Protection
 from netq.io.baton import Worker
 from netq.io.loop import Loop
 from netq.io.receive_size import ReceiveSize
@@ -25,7 +26,6 @@ from netq.protocol.connection import Connection, State
 from netq.protocol.events import Event
 from netq.runtime.link import LinkListener, fail
 from netq.runtime.send_batch import MAX_BATCH, SendBatch
-from netq.security.identity import Protection
 
 _SMALL = 68 * 1024  # bytes: up to here, a small message and ACKs, one copy costs less than a vector of buffers
 _READS = 64  # reads in one turn, at most: the bound where the clock of processor time is coarse

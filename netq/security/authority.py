@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from netq.errors import SecurityError
+from netq.identity import identity_in
 from netq.security.files import uris
-from netq.security.identity import identity_in
 from netq.version import DISTRIBUTION
 
 try:

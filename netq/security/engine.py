@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from netq.buffers import Buffer
-from netq.security.identity import Protection
+from netq.identity import Protection
 
 RECORD = 16 * 1024  # bytes of plaintext in the largest TLS record (RFC 8446, 5.1)
 OVERHEAD = 22  # bytes that a record adds to its plaintext: header, content type, tag

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netq.errors import InvalidSecurity, SecurityError
-from netq.security.identity import Certificate, certificate_of, identity_in
+from netq.identity import Certificate, certificate_of, identity_in
 from netq.version import DISTRIBUTION
 
 if TYPE_CHECKING:

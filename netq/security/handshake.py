@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from netq.errors import SecurityError
-from netq.security.identity import Certificate
+from netq.identity import Certificate
 from netq.security.keys import Authority, Shown
 
 VERSION = 1

@@ -18,8 +18,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from OpenSSL import crypto
 
 from netq.errors import SecurityError
+from netq.identity import Certificate
 from netq.security.files import describe, load_certificates
-from netq.security.identity import Certificate
 
 # Keys whose `sign` and `verify` take no choice of a hash.
 _PRIVATE = (ed25519.Ed25519PrivateKey, mldsa.MLDSA44PrivateKey, mldsa.MLDSA65PrivateKey, mldsa.MLDSA87PrivateKey)

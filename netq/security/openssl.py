@@ -22,9 +22,9 @@ from service_identity.hazmat import DNS_ID, DNSPattern, IPAddress_ID, IPAddressP
 
 from netq.buffers import Buffer
 from netq.errors import InvalidSecurity, SecurityError
+from netq.identity import Protection, Security
 from netq.security.engine import OVERHEAD, RECORD, Broken, Cut, Ended, WantInput
 from netq.security.files import describe, load_certificates, load_identity
-from netq.security.identity import Protection, Security
 from netq.security.processor import has_aes
 
 _OUTPUT = 16 * 1024  # bytes of ciphertext taken at once, beyond what `write` has made: handshakes and alerts

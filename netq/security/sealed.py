@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 
 from netq.buffers import NOTHING, Buffer
 from netq.errors import SecurityError
+from netq.identity import Protection, Security
 from netq.options import ConnectionOptions
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event
@@ -22,7 +23,6 @@ from netq.protocol.sender import Part
 from netq.protocol.session import Session
 from netq.protocol.wire import Code
 from netq.security.handshake import GROUP, PREFACE, TAG, VERSION, Cipher, Credentials, Handshake, Unit, unit_header
-from netq.security.identity import Protection, Security
 from netq.security.records import RECORD, RecordReader, RecordWriter
 from netq.security.shared import LARGEST, OPENING, Opening, SharedBlocks
 from netq.security.units import Received, UnitReader

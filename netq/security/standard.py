@@ -11,9 +11,9 @@ from typing import Any
 
 from netq.buffers import Buffer
 from netq.errors import InvalidSecurity, SecurityError
+from netq.identity import Protection, Security, certificate_of
 from netq.security.engine import RECORD, Broken, Cut, Ended, WantInput
 from netq.security.files import ENCRYPTED, read, read_key
-from netq.security.identity import Protection, Security, certificate_of
 
 
 def server(key: Path, certificate: Path, authority: Path | None) -> Callable[[], StandardEngine]:

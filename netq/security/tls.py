@@ -21,10 +21,10 @@ from types import ModuleType
 
 from netq.buffers import Buffer
 from netq.errors import InvalidSecurity, SecurityError
+from netq.identity import Protection, is_post_quantum
 from netq.options import CommunicatorOptions, SecurityOptions
 from netq.security.engine import OVERHEAD, RECORD, Broken, Cut, Ended, Engine, WantInput
 from netq.security.files import own_id
-from netq.security.identity import Protection, is_post_quantum
 from netq.security.renewal import Renewed
 from netq.version import DISTRIBUTION
 

@@ -1,6 +1,6 @@
 """Opens files by names that other users of the machine may know: regular files only, and new ones by no link.
 
-Called by netq/cli/toml_file.py, edge/spool.py, and by all of fl that writes a whole file. A pipe would block its reader
+Called by netq/toml_file.py, edge/spool.py, and by all of fl that writes a whole file. A pipe would block its reader
 for ever, and a link in a folder that others may write to would lead a write of ours into a file of their choice.
 """
 

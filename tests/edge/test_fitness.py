@@ -13,8 +13,8 @@ import pytest
 from edge.config import FILE
 from edge.fitness import KEYS, Fitness, Gate, fitness
 from edge.machine import Machine, Readings
-from netq.cli.toml_file import File
 from netq.errors import InvalidOption
+from netq.toml_file import File
 from tests.edge.machines import FakeMachine, laptop
 
 LIMITS: dict[str, Any] = {

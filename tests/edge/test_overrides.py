@@ -9,8 +9,8 @@ import pytest
 import edge
 from edge import __main__ as command
 from edge.config import from_environment, from_flags
-from netq.cli.toml_file import Override
 from netq.errors import InvalidOption
+from netq.toml_file import Override
 
 SERVER = '[server]\nhost = "10.0.0.1"\nport = 51966\n'
 

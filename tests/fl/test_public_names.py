@@ -53,5 +53,5 @@ def test_another_name_is_refused() -> None:
 
 
 def test_what_moves_messages_needs_no_numpy() -> None:
-    script = "import sys, fl, fl.membership, netq.cli.toml_file; assert 'numpy' not in sys.modules, sorted(sys.modules)"
+    script = "import sys, fl, fl.membership, netq.toml_file; assert 'numpy' not in sys.modules, sorted(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, Protocol, SecurityOptions
 from netq.text import did_you_mean
+from netq.toml_file import File, in_file_terms
 
 WHAT = "the gate's TOML file"
 

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from netq.security.identity import certificate_of, identity_in, is_post_quantum
+from netq.identity import certificate_of, identity_in, is_post_quantum
 
 ID = uuid.uuid4()
 
