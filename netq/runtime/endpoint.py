@@ -59,6 +59,14 @@ _EVENT_LOOP_TIME = 1.0  # seconds in which an asyncio event loop that has polled
 TransportFactory = Callable[[LinkListener, Loop], Transport]
 
 
+class _Refused(Exception):
+    """A client is refused, for this reason."""
+
+    def __init__(self, reason: str, code: Code = Code.REFUSED) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
 class Endpoint:
     """Links and peers of a communicator. A server has a peer for each client; a client has one, its server.
 
@@ -489,6 +497,21 @@ class Endpoint:
     def _admit(self, link: Link, greeting: Greeting) -> None:
         if link not in self._handshaking:
             return None  # lost meanwhile
+        try:
+            peer, resumed = self._session_for(link, greeting)
+        except _Refused as refused:
+            return self._refuse(link, str(refused), refused.code)
+        self._pending_links.finished(link, time.monotonic())
+        self._handshake_done(link)
+        self._log_dedup.forget_at(link.address, time.monotonic() + _QUIET)
+        link.peer = peer
+        if peer.loop is self.home:
+            return peer.accept(link, greeting, resumed=resumed)
+        link.move(peer.loop)
+        return peer.loop.call(functools.partial(peer.accept, link, greeting, resumed=resumed))
+
+    def _session_for(self, link: Link, greeting: Greeting) -> tuple[Peer, bool]:
+        """Return the peer of a client that greets, and whether it resumes its session. Raises _Refused."""
         # Who is this client? The id says which session it claims, and the token proves that it is the process that had
         # it (docs/explanation/design.md, "An id is claimed, a token proves it"):
         #
@@ -503,8 +526,7 @@ class Endpoint:
         # with the new one.
         certificates = certificates_of(link)
         for certificate in certificates:
-            if objection := self._identity_refusal(greeting, certificate):
-                return self._refuse(link, objection)
+            self._check_identity(greeting, certificate)
         peer = self.peers.get(greeting.id)
         proven = peer is not None and not peer.over and is_same_secret(peer.session.token, greeting.token)
         same = proven and peer is not None and not peer.session.restarted_elsewhere(greeting)
@@ -512,12 +534,11 @@ class Endpoint:
             peer.loop.call(peer.end, Closed(greeting.id, "it began anew"))
         rival = None if proven else peer
         if rival is not None and (takeover := rival.takeover_from(greeting.token)):
-            return self._refuse(link, str(takeover), Code.OVER)
-        if objection := self._refusal(greeting, rival, same=same, certified=bool(certificates)):
-            return self._refuse(link, objection)
+            raise _Refused(str(takeover), Code.OVER)
+        self._check_claim(greeting, rival, same=same, certified=bool(certificates))
         origin = origin_of(link.address)
-        if peer is None and (objection := self._crowd_refusal(greeting.id, origin)):
-            return self._refuse(link, objection)
+        if peer is None:
+            self._make_place(greeting.id, origin)
         if peer is None or peer.over or (peer.session.closing and not same):
             earlier, peer = peer, self._new_peer(greeting.token)
             peer.session.peer = greeting.id
@@ -528,64 +549,59 @@ class Endpoint:
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
         peer.certificates = certificates
-        self._pending_links.finished(link, time.monotonic())
-        self._handshake_done(link)
-        self._log_dedup.forget_at(link.address, time.monotonic() + _QUIET)
-        link.peer = peer
-        if peer.loop is self.home:
-            return peer.accept(link, greeting, resumed=same)
-        link.move(peer.loop)
-        return peer.loop.call(functools.partial(peer.accept, link, greeting, resumed=same))
+        return peer, same
 
-    def _identity_refusal(self, greeting: Greeting, certificate: Certificate) -> str:
-        """Return why this certificate does not prove the claimed id, or an empty string."""
+    def _check_identity(self, greeting: Greeting, certificate: Certificate) -> None:
+        """Raise _Refused unless this certificate proves the claimed id."""
         if certificate.identity is None:
-            return (
+            raise _Refused(
                 "its certificate names no client; expected one subject alternative name urn:uuid:…, as `netq certs "
                 "issue` makes it"
             )
         if certificate.identity != greeting.id:
-            return f"it claims the id {greeting.id}, but its certificate is that of {certificate.identity}"
-        return _revoked(certificate) if self._is_revoked(certificate) else ""
+            raise _Refused(f"it claims the id {greeting.id}, but its certificate is that of {certificate.identity}")
+        if self._is_revoked(certificate):
+            raise _Refused(_revoked(certificate))
 
     def _is_revoked(self, certificate: Certificate) -> bool:
         return any(certificate.serial in revoked for revoked in self._revoked)
 
-    def _refusal(self, greeting: Greeting, rival: Peer | None, *, same: bool, certified: bool) -> str:
-        """Return why a client is refused, or an empty string.
+    def _check_claim(self, greeting: Greeting, rival: Peer | None, *, same: bool, certified: bool) -> None:
+        """Raise _Refused if a client may not have the id that it claims now.
 
         `rival` is another client with the same id. `certified`: a certificate proves that the id is this client's.
         """
         if greeting.id == self.options.id:
-            return f"the id {greeting.id} is the server's own; give each communicator its own options"
+            raise _Refused(f"the id {greeting.id} is the server's own; give each communicator its own options")
         if self.closing and not same:
-            return "the server is closing"
+            raise _Refused("the server is closing")
         until, why = self._barred.get(greeting.id, (0.0, ""))
         if time.monotonic() < until:
-            return why
+            raise _Refused(why)
         # The old link may be half-open: its process was restarted, and the network has lost the end of it. Only a PING
         # can find that out soon. If the link is dead it is gone when the client, which retries, comes next.
         if rival is not None and rival.link is not None:
             rival.loop.call(rival.probe)
-            return (
+            raise _Refused(
                 f"the id {greeting.id} is in use by another client, or by its predecessor that is not known yet to be "
                 "gone: it is being asked; give each client its own options"
             )
         if rival is not None and not certified and (left := rival.grace_left) > 0:
-            return (
+            raise _Refused(
                 f"the id {greeting.id} is that of a client that has lost its link; it has {left:.1f} s "
                 "(takeover_grace) to come back before another process gets the id; give each client its own options"
             )
         crowded = any(memory.budget.exceeded for memory in self._memories.values())
         if not same and crowded and not self._inbox.awaits(greeting.id):
-            return "no room: too much of sessions that are over has not been taken; come again"
-        return ""
+            raise _Refused("no room: too much of sessions that are over has not been taken; come again")
 
-    def _crowd_refusal(self, id: uuid.UUID, origin: str) -> str:
-        """Return why there is no place for one more session, or "". A session that was never used gives way."""
+    def _make_place(self, id: uuid.UUID, origin: str) -> None:
+        """Raise _Refused if there is no place for one more session. A session that was never used gives way."""
         options = self.options.connection
         if self._hashes[hash(id)] >= _MOST_ALIKE:
-            return f"{_MOST_ALIKE} sessions have ids of the hash of {id}; expected a random id, as uuid.uuid4()"
+            raise _Refused(
+                f"{_MOST_ALIKE} sessions have ids of the hash of {id}; expected a random id, as uuid.uuid4()"
+            )
         if self._sessions[origin] >= options.max_sessions_per_address:
             of, limit = f" of {origin}", f"max_sessions_per_address: {options.max_sessions_per_address}"
             unused = next((peer for peer in self._unused if peer.origin == origin), None)
@@ -593,11 +609,12 @@ class Endpoint:
             of, limit = "", f"max_sessions: {options.max_sessions}"
             unused = next(iter(self._unused), None)
         else:
-            return ""
-        if unused is not None:
-            self._end_unused(unused)
-            return ""
-        return f"there are as many sessions{of} as there may be ({limit}); come again when others have ended"
+            return
+        if unused is None:
+            raise _Refused(
+                f"there are as many sessions{of} as there may be ({limit}); come again when others have ended"
+            )
+        self._end_unused(unused)
 
     def _end_earlier(self, id: uuid.UUID, peer: Peer) -> None:
         """End the earlier session of a client that has begun a new one."""
