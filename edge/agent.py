@@ -33,7 +33,7 @@ from edge.supervisor import Supervisor
 from edge.traffic import Traffic
 from edge.work import Conversation, Task, Work, federation
 from edge.worker import Order, Plan
-from fl.conversation import Link
+from fl.conversation import KnownServer
 from fl.envelope import Final, Finished
 from fl.membership import Membership, take_part
 from netq.utils.stream import Stream
@@ -85,7 +85,7 @@ class Agent:
         self._child = child_of(config, work, supervisor, group)
         self._gate = Gate(config.fit)
         self._machine = Machine()
-        self._link = Link()
+        self._link = KnownServer()
         self._traffic = Traffic()
         self.final = final
 

@@ -24,7 +24,7 @@ import netq
 from edge.config import FLOWER_KEYS, KEYS, Config, from_file, open_file
 from edge.limits import Limits
 from edge.work import Work
-from fl.conversation import Link
+from fl.conversation import KnownServer
 from fl.flower.app_folder import AppFolder, is_folder, parse_config
 from fl.flower.conversation import Conversation
 from fl.flower.envelope import ENVELOPES
@@ -66,7 +66,7 @@ def _work(config: Config, app: str | None, folder: Path | None, signer: Path | N
     version = AppFolder.load(app).version if app is not None and is_folder(app) else ""
     has = None if folder is None else partial(is_stored, folder)
 
-    def converse(grid: netq.Communicator, membership: Membership, link: Link) -> Conversation:
+    def converse(grid: netq.Communicator, membership: Membership, link: KnownServer) -> Conversation:
         return Conversation(grid, membership, version, has, config.options().connection.memory)
 
     return Work(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import netq
 from edge.config import Config
 from fl import conversation
-from fl.conversation import Link
+from fl.conversation import KnownServer
 from fl.envelope import ENVELOPES, Final, Finished
 from fl.membership import Membership
 from netq.utils.stream import Stream
@@ -77,7 +77,7 @@ class Work(NamedTuple):
 
     noun: str
     messages: netq.SerializationOptions
-    converse: Callable[[netq.Communicator, Membership, Link], Conversation]
+    converse: Callable[[netq.Communicator, Membership, KnownServer], Conversation]
     tasks: str
     arguments: Mapping[str, Any]
     title: str

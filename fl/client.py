@@ -10,7 +10,7 @@ from typing import Any
 
 import netq
 from fl.compression.compressor import Compression
-from fl.conversation import Conversation, Link
+from fl.conversation import Conversation, KnownServer
 from fl.envelope import ENVELOPES, Final
 from fl.membership import Membership, take_part
 from fl.messages import MESSAGES
@@ -47,7 +47,7 @@ class Client:
         self.final_model = final_model
         self._properties = checked({} if properties is None else properties, "Client.properties")
         self.trainer = Trainer(train, evaluate, compression, seed)
-        self._link = Link()
+        self._link = KnownServer()
 
     def run(
         self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP

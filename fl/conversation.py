@@ -19,7 +19,7 @@ from fl.membership import Membership
 log = logging.getLogger("netq.fl")
 
 
-class Link:
+class KnownServer:
     """What a client knows of its server from all sessions.
 
     rate:    of the last update, in bytes a second; None: not measured yet.
@@ -54,7 +54,7 @@ class Conversation:
         self,
         queue: netq.Communicator,
         membership: Membership,
-        link: Link,
+        link: KnownServer,
         properties: Mapping[str, Any],
         *,
         wants_final: bool = False,

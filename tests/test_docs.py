@@ -14,7 +14,7 @@ import edge
 import fl
 import netq
 from fl.report import FailureKind
-from fl.server.member import State
+from fl.server.member import MemberState
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -56,7 +56,7 @@ def test_the_life_of_an_update_has_every_state_and_event() -> None:
     page = (ROOT / "docs" / "explanation" / "life-of-an-update.md").read_text()
     states = page.partition("## The round around it")[2].partition("## From train")[0]
     rows = re.findall(r"^\| ([A-Z, ]+) \|", states, re.MULTILINE)
-    assert {name for row in rows for name in row.split(", ")} == set(State.__members__)
+    assert {name for row in rows for name in row.split(", ")} == set(MemberState.__members__)
     kinds = set(FailureKind.__members__) - {"ERROR", "FAILED", "INVALID"}  # of rows 12 and 13, and of the reply
     assert kinds <= set(re.findall(r"\b[A-Z]{4,}\b", page))
 

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from fl.server.member import Measured, Member, Place
+from fl.server.member import Member, Place, Rate
 
 _RATES = 15  # of the last updates: their median is the usual rate
 _SHORTEST = 0.5  # seconds over which a rate is measured at least
@@ -136,7 +136,7 @@ class Admission:
         for member, (sent, left, until, is_held, is_wrong) in sending.items():
             last = member.measured
             if last is None or last.look != self._looks - 1:
-                last = Measured(self._looks, sent, now)
+                last = Rate(self._looks, sent, now)
             begin, since = last.sent, last.since
             if is_wrong:
                 slow.append(member)
@@ -146,7 +146,7 @@ class Admission:
                 if (sent - begin) / (now - since) < max(usual / 2, left / max(until - now, 1e-3)):
                     slow.append(member)
                 begin, since = sent, now
-            member.measured = Measured(self._looks, begin, since)
+            member.measured = Rate(self._looks, begin, since)
         return slow
 
     def in_the_way(self) -> list[Member]:

@@ -31,7 +31,7 @@ from fl.properties import Properties
 _OWED = 16  # unanswered tasks that are remembered of one client
 
 
-class State(enum.Enum):
+class MemberState(enum.Enum):
     """What a client is doing, as far as the server knows."""
 
     IDLE = "it has had no task, or the server has forgotten it"
@@ -45,7 +45,7 @@ class State(enum.Enum):
     LATE = "its last task had no answer in time"
 
 
-class Event(enum.Enum):
+class MemberEvent(enum.Enum):
     """What happens to a client's task."""
 
     ASK = enum.auto()
@@ -60,25 +60,25 @@ class Event(enum.Enum):
     END = enum.auto()  # of the session; offers and permits end with it
 
 
-_AT_WORK = (State.ASKED, State.OFFERED, State.PERMITTED)
-_BUSY = (*_AT_WORK, State.ARRIVED)
-_FREE = tuple(state for state in State if state not in _BUSY)
-TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
-    Event.ASK: dict.fromkeys(_FREE, State.ASKED),
-    Event.OFFER: dict.fromkeys((State.ASKED, State.PERMITTED), State.OFFERED),
-    Event.PERMIT: {State.OFFERED: State.PERMITTED},
-    Event.REPLY: dict.fromkeys(_AT_WORK, State.ARRIVED),
-    Event.COUNT: {State.ARRIVED: State.COUNTED},
-    Event.SKIP: {State.ARRIVED: State.SKIPPED},
-    Event.FAIL: dict.fromkeys(_BUSY, State.FAILED),
-    Event.EXPIRE: dict.fromkeys(_AT_WORK, State.LATE),
-    Event.FORGET: dict.fromkeys(_BUSY, State.IDLE) | {state: state for state in _FREE},
-    Event.END: {state: state for state in State} | dict.fromkeys(_AT_WORK, State.ASKED),
+_AT_WORK = (MemberState.ASKED, MemberState.OFFERED, MemberState.PERMITTED)
+_BUSY = (*_AT_WORK, MemberState.ARRIVED)
+_FREE = tuple(state for state in MemberState if state not in _BUSY)
+TRANSITIONS: Mapping[MemberEvent, Mapping[MemberState, MemberState]] = {
+    MemberEvent.ASK: dict.fromkeys(_FREE, MemberState.ASKED),
+    MemberEvent.OFFER: dict.fromkeys((MemberState.ASKED, MemberState.PERMITTED), MemberState.OFFERED),
+    MemberEvent.PERMIT: {MemberState.OFFERED: MemberState.PERMITTED},
+    MemberEvent.REPLY: dict.fromkeys(_AT_WORK, MemberState.ARRIVED),
+    MemberEvent.COUNT: {MemberState.ARRIVED: MemberState.COUNTED},
+    MemberEvent.SKIP: {MemberState.ARRIVED: MemberState.SKIPPED},
+    MemberEvent.FAIL: dict.fromkeys(_BUSY, MemberState.FAILED),
+    MemberEvent.EXPIRE: dict.fromkeys(_AT_WORK, MemberState.LATE),
+    MemberEvent.FORGET: dict.fromkeys(_BUSY, MemberState.IDLE) | {state: state for state in _FREE},
+    MemberEvent.END: {state: state for state in MemberState} | dict.fromkeys(_AT_WORK, MemberState.ASKED),
 }
 
 
 @dataclass
-class Session:
+class MemberSession:
     """What a client has said and done in its present session."""
 
     properties: Properties | None = None  # what it says of itself; None: it has not
@@ -119,7 +119,7 @@ class Place:
 
 
 @dataclass
-class Measured:
+class Rate:
     """How much a client had sent when its rate was measured last (fl/server/admission.py)."""
 
     look: int  # the number of the measurement
@@ -128,7 +128,7 @@ class Measured:
 
 
 @dataclass
-class Record:
+class TaskRecord:
     """How a client has done its tasks of one purpose (fl/server/standing.py)."""
 
     missed: int = 0  # a bit for each of its last regular tasks, 1 for one without a good answer; the lowest: the last
@@ -152,23 +152,23 @@ class Member:
     """
 
     id: uuid.UUID
-    state: State = State.IDLE
+    state: MemberState = MemberState.IDLE
     since: float = -math.inf
-    session: Session = field(default_factory=Session)
+    session: MemberSession = field(default_factory=MemberSession)
     task: Asked | None = None  # None: it is not busy
     place: Place | None = None
-    measured: Measured | None = None
+    measured: Rate | None = None
     slow: int = 0  # updates in time, until it is no longer known as slow
     owed: deque[Owed] = field(default_factory=lambda: deque(maxlen=_OWED))  # tasks without a reply, the oldest first
     seconds: float = math.inf  # that its last reply took
     replied: tuple[Job, int] | None = None  # the last job that it has replied to, and how often
     warned_stale: int = 0  # the `ask` in which the log was told of a stale reply
-    records: dict[Purpose, Record] = field(default_factory=lambda: {purpose: Record() for purpose in PURPOSES})
+    records: dict[Purpose, TaskRecord] = field(default_factory=lambda: {purpose: TaskRecord() for purpose in PURPOSES})
     final: Future[None] | None = None  # the delivery of the last model
     is_counted: bool = False  # in the last round that counted
     is_dominant: bool = False  # it had more than half of the examples of the last round
 
-    def on(self, event: Event) -> None:
+    def on(self, event: MemberEvent) -> None:
         """Change the state. A free member has no task."""
         self.state = TRANSITIONS[event][self.state]
         if self.state in _FREE:
@@ -203,7 +203,7 @@ class Member:
 
     def end_session(self) -> None:
         """Forget what it has said and offered in its session."""
-        self.session = Session()
-        self.on(Event.END)
+        self.session = MemberSession()
+        self.on(MemberEvent.END)
         if self.task is not None:
             self.task.has_offered_again = False

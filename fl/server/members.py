@@ -43,7 +43,7 @@ from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission, Sending
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.limits import Limits
-from fl.server.member import TRANSITIONS, Asked, Event, Member, Owed, State
+from fl.server.member import TRANSITIONS, Asked, Member, MemberEvent, MemberState, Owed
 from fl.tensors.spec import Model
 from netq.text import describe
 
@@ -185,7 +185,7 @@ class Members:
             member.owed.append(Owed(task.job, now, unasked))
         self._dispatcher.ask(tasks, limit, keep_late=keep_late)
         for member, its in zip(members, asked, strict=True):
-            member.on(Event.ASK)
+            member.on(MemberEvent.ASK)
             member.task = its
         for member in members:
             self._callbacks.client_is(member.id, ClientState.TRAINING)
@@ -245,8 +245,8 @@ class Members:
         """
         if member.task is not None:
             self._dispatcher.forget([Key(member.id, member.task.job)])
-        has_arrived = member.state is State.ARRIVED
-        member.on(Event.FORGET)
+        has_arrived = member.state is MemberState.ARRIVED
+        member.on(MemberEvent.FORGET)
         if not member.session.is_held:
             self._admission.withdraw(member)
         if has_arrived:
@@ -259,7 +259,7 @@ class Members:
                 self.forget(member)
         self._dispatcher.forget_all()
 
-    def settle(self, member: Member, event: Event) -> None:
+    def settle(self, member: Member, event: MemberEvent) -> None:
         """Note what has come of a client's answer, after its update was taken and dropped: its place is for others."""
         member.on(event)
         self._free(member)
@@ -323,10 +323,10 @@ class Members:
         if not member.has(key.job) or self._dispatcher.is_open(key):
             return
         if failure.why is FailureKind.LATE:  # if it has a permit, its update will still arrive, and needs its place
-            member.on(Event.EXPIRE)
+            member.on(MemberEvent.EXPIRE)
             self._admission.withdraw(member)
         else:
-            member.on(Event.FAIL)
+            member.on(MemberEvent.FAIL)
             self._free(member)
 
     def _free(self, member: Member) -> None:
@@ -364,7 +364,7 @@ class Members:
     def _sending(self, member: Member, figures: netq.Statistics) -> Sending | None:
         """Return what a client sends now, None if it sends nothing that others wait for."""
         size, place = figures.expected, member.place
-        if member.state is not State.ARRIVED and place is not None and place.is_admitted:
+        if member.state is not MemberState.ARRIVED and place is not None and place.is_admitted:
             size = max(size, place.size)
         if not size or member.session.is_held:
             return None
@@ -432,14 +432,14 @@ class Members:
     def _receive_offer(self, member: Member, offer: Offer) -> bool:
         """Queue an update for its admission: once a session and task, and a second time after a permit."""
         task = member.task
-        if task is None or task.job != offer.job or member.state not in TRANSITIONS[Event.OFFER]:
+        if task is None or task.job != offer.job or member.state not in TRANSITIONS[MemberEvent.OFFER]:
             return False  # it is late, or one too many
-        if member.state is State.PERMITTED:
+        if member.state is MemberState.PERMITTED:
             # The first offer was to an attempt before this one, and the client has dropped the permit with that task.
             if task.has_offered_again:
                 return False
             task.has_offered_again = True
-        member.on(Event.OFFER)
+        member.on(MemberEvent.OFFER)
         if offer.size > self._bounds.update:
             limit = self._bounds.update
             self._refuse(member, FailureKind.INVALID, f"it offers {offer.size} bytes; expected {limit} at most")
@@ -452,14 +452,14 @@ class Members:
     def _admit(self) -> None:
         for member in self._admission.in_the_way():
             figures = self.queue.statistics().get(member.id)
-            if member.state is not State.ARRIVED and figures is not None:
+            if member.state is not MemberState.ARRIVED and figures is not None:
                 self._let_others_pass(member, figures)
         for member in self._admission.admit(time.monotonic(), self._at_work):
             if member.session.is_held:
                 self._let_go_on(member)
-            if member.task is None or member.place is None or member.state is not State.OFFERED:
+            if member.task is None or member.place is None or member.state is not MemberState.OFFERED:
                 continue  # what was set aside goes on
-            member.on(Event.PERMIT)
+            member.on(MemberEvent.PERMIT)
             for owed in member.owed:
                 if owed.job == member.task.job:
                     owed.allowed = max(owed.allowed, member.place.size)
@@ -468,7 +468,7 @@ class Members:
 
     def _at_work(self) -> Iterator[Member]:
         """Return the clients that may offer an update."""
-        return (member for member in self if member.state is State.ASKED)
+        return (member for member in self if member.state is MemberState.ASKED)
 
     def _receive_reply(self, member: Member, job: Job, content: Content | str) -> bool:
         """Handle a reply. Return whether the client owes it."""
@@ -493,7 +493,7 @@ class Members:
         if isinstance(answer, ClientFailure):
             self._free(member)
         else:
-            member.on(Event.REPLY)
+            member.on(MemberEvent.REPLY)
             if member.place is not None or member.slow:
                 self._admission.arrive(member, size, now)
         return True
@@ -512,7 +512,7 @@ class Members:
             wrong = f"it answered round {job.round} ({job.purpose}){of}; expected {expected}"
             self._refuse(member, FailureKind.INVALID, wrong)
             return
-        if member.state is not State.ARRIVED:
+        if member.state is not MemberState.ARRIVED:
             self._free(member)
         if member.warned_stale != self._asks:  # one line and one failure, however many such replies come
             member.warned_stale = self._asks

@@ -21,9 +21,9 @@ from fl.errors import InvalidUpdate
 from fl.messages import Content, Job, Measured, Skip, Task, Update
 from fl.report import ClientFailure, FailureKind
 from fl.server.answers import Answers
-from fl.server.member import Event, Member
+from fl.server.member import Member, MemberEvent
 from fl.server.members import Members
-from fl.server.rule import Progress, RoundRule
+from fl.server.rule import RoundRule, RoundState
 from fl.server.standing import Standing
 from fl.strategies.base import Strategy
 from fl.tensors.spec import nbytes
@@ -35,7 +35,7 @@ _OF_THE_SERVER = (FailureKind.ERROR, FailureKind.VOID)  # failures that are not 
 
 
 @dataclass
-class Received(Generic[Measured]):
+class Arrival(Generic[Measured]):
     """The answer of a client. `staleness`: in rounds, since it was asked for."""
 
     client: uuid.UUID
@@ -74,7 +74,7 @@ class Round(Generic[Measured]):
         self._keep_late = task.job.purpose == "train" and strategy.staleness is not None
         self._logged_errors: set[type[Exception]] = set()  # of the strategy, with a traceback in the log
 
-    def __iter__(self) -> Iterator[Received[Measured]]:
+    def __iter__(self) -> Iterator[Arrival[Measured]]:
         """Ask the clients. Yield good answers until the rule is met, all have answered, or the deadline has passed.
 
         The deadline begins after the clients were asked. So all that do not answer are late before it passes.
@@ -99,7 +99,7 @@ class Round(Generic[Measured]):
             self._close()
 
     @contextmanager
-    def counting(self, received: Received[Measured]) -> Iterator[None]:
+    def counting(self, received: Arrival[Measured]) -> Iterator[None]:
         """Count an answer, unless the block that uses it fails. Then drop it, and give its place to another client.
 
         Raises OSError of the block: the server's disk is at fault, and leaving out the clients that come last would
@@ -120,10 +120,10 @@ class Round(Generic[Measured]):
         else:
             self._fail(member, failure)
         del received.content  # before its place is given to another client, which may send at once
-        self._members.settle(member, Event.COUNT if failure is None else Event.FAIL)
+        self._members.settle(member, MemberEvent.COUNT if failure is None else MemberEvent.FAIL)
 
-    def _good(self, member: Member, job: Job, content: Content | ClientFailure) -> Received[Measured] | None:
-        """Return an answer that may count. Record any other, and return None."""
+    def _good(self, member: Member, job: Job, content: Content | ClientFailure) -> Arrival[Measured] | None:
+        """Return an answer that may count. TaskRecord any other, and return None."""
         staleness = self._task.job.round - job.round
         if isinstance(content, ClientFailure):
             self._fail(member, content)
@@ -131,14 +131,14 @@ class Round(Generic[Measured]):
             log.info("%s: skips round %d (%s): %s", member.id, job.round, job.purpose, content)
             self.answers.skip(member.id, content.reason)
             self._callbacks.client_is(member.id, ClientState.DONE)
-            self._members.settle(member, Event.SKIP)
+            self._members.settle(member, MemberEvent.SKIP)
         elif staleness and not self._keep_late:
             reason = f"it is {staleness} rounds late, and the strategy wants no late ones"
             self._fail(member, ClientFailure(FailureKind.STALE, reason))
-            self._members.settle(member, Event.FAIL)
+            self._members.settle(member, MemberEvent.FAIL)
         else:
             bounded = content.with_examples(self._strategy.examples(content.num_examples))
-            return Received(member.id, cast(Measured, bounded), staleness)
+            return Arrival(member.id, cast(Measured, bounded), staleness)
         return None
 
     def _failure_of(self, error: Exception) -> ClientFailure:
@@ -151,7 +151,7 @@ class Round(Generic[Measured]):
         return ClientFailure(FailureKind.ERROR, f"the strategy could not fold it: {describe(error)}")
 
     def _fail(self, member: Member, failure: ClientFailure, *, is_spared: bool = False) -> None:
-        """Record a failure. For a client that is spared it is no missed task."""
+        """TaskRecord a failure. For a client that is spared it is no missed task."""
         is_stale = failure.why is FailureKind.STALE
         if is_stale:
             self._standing.answered_late(member, member.seconds)
@@ -166,12 +166,12 @@ class Round(Generic[Measured]):
         if self._standing.missed(member):
             self._callbacks.client_is(member.id, ClientState.SUSPENDED)
 
-    def _progress(self, asked: float) -> Progress:
+    def _progress(self, asked: float) -> RoundState:
         answers, overdue = self.answers, math.inf
         if self.rule.close_early:
             waiting = [each for each in self._regular if answers.of(each.id).is_pending]
             overdue = asked + max(map(self._standing.expected, waiting), default=0.0)
-        return Progress(answers.waiting, answers.in_time, answers.clients, answers.updates, overdue)
+        return RoundState(answers.waiting, answers.in_time, answers.clients, answers.updates, overdue)
 
     def _ask(self, task: Task, clients: Collection[Member]) -> None:
         for member in clients:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Progress(NamedTuple):
+class RoundState(NamedTuple):
     """How far a round has come. Of the clients that it waits for, some have not answered: `waiting`."""
 
     waiting: int
@@ -39,7 +39,7 @@ class RoundRule:
     close_early: bool = False
     buffer: int | None = None
 
-    def is_complete(self, progress: Progress, now: float) -> bool:
+    def is_complete(self, progress: RoundState, now: float) -> bool:
         """Return whether the round ends now. It ends in any case at its deadline, or when no client is at work."""
         if self.buffer is not None:
             return progress.updates >= self.buffer
@@ -54,6 +54,6 @@ class RoundRule:
         """Return whether the round waits for none of its clients any more."""
         return self.buffer is None and in_time >= self.enough
 
-    def next_look(self, progress: Progress, deadline: float, now: float) -> float:
+    def next_look(self, progress: RoundState, deadline: float, now: float) -> float:
         """Return until when to wait for an answer: then the round may be complete without one."""
         return min(deadline, progress.overdue) if now < progress.overdue else deadline

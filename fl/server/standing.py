@@ -25,7 +25,7 @@ from dataclasses import astuple
 from typing import Any, NamedTuple
 
 from fl.envelope import Purpose
-from fl.server.member import Member, Record
+from fl.server.member import Member, TaskRecord
 from netq.validate import is_number, is_whole
 
 log = logging.getLogger("netq.fl")
@@ -150,7 +150,7 @@ class Standing:
             right = whole and is_whole(due, 0, turn + _MOST) and (seconds is None or is_number(seconds, 0))
             if not (right and isinstance(text, str)):
                 raise ValueError(f"{text!r}: expected a client's id, its missed tasks, its seconds and its suspension")
-            record = Record(missed & self._window, seconds, owed, debt, pause, due)
+            record = TaskRecord(missed & self._window, seconds, owed, debt, pause, due)
             of(uuid.UUID(text)).records[self._purpose] = record
 
     def _recommend(self, member: Member, seconds: float) -> None:
@@ -159,7 +159,7 @@ class Standing:
         text = "%s: its answer took %.1f s, and the deadline is %g s; rounds would wait for it with one of %g s"
         log.warning(text, member.id, seconds, self.deadline, self._recommended)
 
-    def _misses_all(self, record: Record) -> bool:
+    def _misses_all(self, record: TaskRecord) -> bool:
         """Return whether a client has not answered its last tasks at all."""
         last = (1 << self._suspend_after) - 1
         return record.missed & last == last

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 import netq
 from netq.core import check_timeout
 from netq.errors import Closed, InvalidOption, Unreadable
-from netq.exchange.envelope import Envelope, Kind, Refusal
+from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
 from netq.exchange.inbox import Inbox
 from netq.exchange.service import GONE, Service
 from netq.exchange.topics import why_wrong
@@ -110,19 +110,19 @@ class Client:
     def publish(self, topic: str, data: Any) -> Future[None]:
         """Send data to all clients whose filters select the topic. The future is done when the exchange has it."""
         _check("topic", topic)
-        return self._uplink.ask(Envelope(Kind.PUBLISH, name=topic, data=self._uplink.dumped(data)))
+        return self._uplink.ask(Envelope(EnvelopeKind.PUBLISH, name=topic, data=self._uplink.dumped(data)))
 
     def subscribe(self, filter: str) -> Future[None]:
         """Receive what is published under the topics that a filter selects: "plant/+/temperature", "plant/#"."""
         _check("filter", filter, is_filter=True)
-        future = self._uplink.want(Envelope(Kind.SUBSCRIBE, name=filter))
+        future = self._uplink.want(Envelope(EnvelopeKind.SUBSCRIBE, name=filter))
         assert future is not None  # it has no taker
         return future
 
     def unsubscribe(self, filter: str) -> Future[None]:
         """Receive it no more."""
         _check("filter", filter, is_filter=True)
-        return self._uplink.withdraw(Kind.SUBSCRIBE, Envelope(Kind.UNSUBSCRIBE, name=filter))
+        return self._uplink.withdraw(EnvelopeKind.SUBSCRIBE, Envelope(EnvelopeKind.UNSUBSCRIBE, name=filter))
 
     def get(self, timeout: float | None = None) -> Received:
         """Wait for the next publication or message, and return it.
@@ -141,7 +141,7 @@ class Client:
         the exchange has too many jobs.
         """
         _check("queue", queue)
-        return self._uplink.ask(Envelope(Kind.PUSH, name=queue, data=self._uplink.dumped(data)))
+        return self._uplink.ask(Envelope(EnvelopeKind.PUSH, name=queue, data=self._uplink.dumped(data)))
 
     def jobs(self, queue: str, ahead: int = 1) -> Worker:
         """Work for a queue: return an iterator over jobs.
@@ -151,7 +151,7 @@ class Client:
         _check("queue", queue)
         whole("ahead", ahead, 1, 2**32 - 1)
         worker = Worker(self._uplink, queue)
-        begun = self._uplink.want(Envelope(Kind.WORK, name=queue, detail=ahead), worker)
+        begun = self._uplink.want(Envelope(EnvelopeKind.WORK, name=queue, detail=ahead), worker)
         if begun is None:
             raise InvalidOption(f"queue: {queue!r}; this client works for it already: iterate over that Worker")
         worker.begun = begun
@@ -171,7 +171,7 @@ class Client:
         whole("threads", threads, 1, 1000)
         whole("waiting", waiting, 0, 10**6)
         entry = Service(self._uplink, service, function, threads)
-        future = self._uplink.want(Envelope(Kind.SERVE, name=service, detail=threads + waiting), entry)
+        future = self._uplink.want(Envelope(EnvelopeKind.SERVE, name=service, detail=threads + waiting), entry)
         if future is None:
             raise InvalidOption(f"service: {service!r}; this client offers it already")
         entry.start()
@@ -180,8 +180,8 @@ class Client:
     def unserve(self, service: str) -> Future[None]:
         """Answer no more calls of a service. Those that wait are refused with Absent; those that run are answered."""
         _check("service", service)
-        entry = self._uplink.taker(Kind.SERVE, service)
-        future = self._uplink.withdraw(Kind.SERVE, Envelope(Kind.SERVE, name=service))
+        entry = self._uplink.taker(EnvelopeKind.SERVE, service)
+        future = self._uplink.withdraw(EnvelopeKind.SERVE, Envelope(EnvelopeKind.SERVE, name=service))
         if isinstance(entry, Service):
             entry.end()
             self._ended = [*(each for each in self._ended if each.runs), entry]
@@ -190,12 +190,12 @@ class Client:
     def call(self, service: str, data: Any) -> Future[Any]:
         """Call a service. The future has the reply; fails with Absent at once if no client offers the service."""
         _check("service", service)
-        return self._uplink.ask(Envelope(Kind.CALL, name=service, data=self._uplink.dumped(data)))
+        return self._uplink.ask(Envelope(EnvelopeKind.CALL, name=service, data=self._uplink.dumped(data)))
 
     def send(self, client: uuid.UUID, data: Any) -> Future[None]:
         """Send data to another client, by its id. The future is done when its inbox has it."""
         expect(isinstance(client, uuid.UUID), "client", client, "a uuid.UUID, the `id` of another client")
-        return self._uplink.ask(Envelope(Kind.CALL, peer=client, data=self._uplink.dumped(data)))
+        return self._uplink.ask(Envelope(EnvelopeKind.CALL, peer=client, data=self._uplink.dumped(data)))
 
     def close(self, timeout: float | None = None) -> None:
         """Let functions of `serve` end, send what was asked, and end. After `timeout` seconds it waits no longer.
@@ -222,7 +222,7 @@ class Client:
     def _close(self, timeout: float | None) -> None:
         deadline = deadline_of(timeout)
         self._closing.set()
-        for service in self._uplink.wanted(Kind.SERVE):
+        for service in self._uplink.wanted(EnvelopeKind.SERVE):
             self.unserve(service)
         for each in self._ended:
             each.wait(deadline)
@@ -321,7 +321,7 @@ class Client:
             except Unreadable as error:
                 log.warning("a message of the exchange cannot be read, and is dropped: %s", error)
                 continue
-            if envelope.kind is Kind.PUBLICATION:
+            if envelope.kind is EnvelopeKind.PUBLICATION:
                 publications.append(envelope)
                 continue
             if publications:
@@ -332,25 +332,25 @@ class Client:
             self._inbox.add_publications(publications)
 
     def _handle(self, envelope: Envelope) -> None:
-        if envelope.kind is Kind.JOB:
+        if envelope.kind is EnvelopeKind.JOB:
             self._job_came(envelope)
-        elif envelope.kind is Kind.REQUEST and envelope.name:
-            if not self._uplink.give(Kind.SERVE, envelope):
+        elif envelope.kind is EnvelopeKind.REQUEST and envelope.name:
+            if not self._uplink.give(EnvelopeKind.SERVE, envelope):
                 self._uplink.refuse(envelope, Refusal.ABSENT, GONE)
-        elif envelope.kind is Kind.REQUEST:
+        elif envelope.kind is EnvelopeKind.REQUEST:
             if full := self._inbox.add_message(envelope):
                 self._uplink.refuse(envelope, Refusal.FULL, full)
             else:
-                self._uplink.answer(envelope, Envelope(Kind.REPLY))
+                self._uplink.answer(envelope, Envelope(EnvelopeKind.REPLY))
         else:
             self._uplink.answered(envelope)
 
     def _job_came(self, envelope: Envelope) -> None:
         """Give a job to its worker. If that has closed, the exchange has perhaps not been told: tell it again."""
-        if not self._uplink.give(Kind.WORK, envelope):
-            if self._uplink.taker(Kind.WORK, envelope.name) is None:
-                self._uplink.withdraw(Kind.WORK, Envelope(Kind.WORK, name=envelope.name))
-            self._uplink.answer(envelope, Envelope(Kind.RETURN))
+        if not self._uplink.give(EnvelopeKind.WORK, envelope):
+            if self._uplink.taker(EnvelopeKind.WORK, envelope.name) is None:
+                self._uplink.withdraw(EnvelopeKind.WORK, Envelope(EnvelopeKind.WORK, name=envelope.name))
+            self._uplink.answer(envelope, Envelope(EnvelopeKind.RETURN))
 
 
 def _left(deadline: float) -> float | None:

@@ -29,7 +29,7 @@ _NO_CLIENT = uuid.UUID(int=0)
 _ZEROS = bytes(ALIGNMENT)
 
 
-class Kind(enum.IntEnum):
+class EnvelopeKind(enum.IntEnum):
     """What a message is. From the client, to the client, and both."""
 
     # From the client. Each has a number, with which the exchange answers: DONE or REFUSED.
@@ -67,7 +67,7 @@ UP_TO = 1  # code of DONE
 class Envelope(NamedTuple):
     """A message."""
 
-    kind: Kind
+    kind: EnvelopeKind
     number: int = 0
     name: str = ""
     peer: uuid.UUID = _NO_CLIENT
@@ -119,4 +119,4 @@ def _peer_and_name(head: bytes) -> tuple[uuid.UUID, str]:
 
 # All publications of one client under one topic have the same: this spares some 2 µs for each.
 _known_peer_and_name = functools.lru_cache(1024)(_peer_and_name)
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in EnvelopeKind}

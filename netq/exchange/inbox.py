@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from netq.errors import Closed
-from netq.exchange.envelope import Envelope, Kind
+from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.io.condition import Condition, deadline_of
 
 
@@ -82,7 +82,7 @@ class Inbox:
     def _make_room(self, size: int) -> bool:
         """Drop the oldest publications until there is room; return whether there is."""
         while self._why_full(size):
-            if self._waiting[0].kind is not Kind.PUBLICATION:
+            if self._waiting[0].kind is not EnvelopeKind.PUBLICATION:
                 return False
             self._size -= _size(self._waiting.popleft())
             self.dropped += 1

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from netq.core import Communicator
-from netq.exchange.envelope import Envelope, Kind
+from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.log import log
 from netq.runtime.delivery import Delivery
 
@@ -80,7 +80,7 @@ class Outbox:
     def send(self, client: uuid.UUID, envelope: Envelope) -> Delivery:
         """Send a message to a client."""
         waiting = self._waiting.get(client) or self._waiting.setdefault(client, _Waiting())
-        if envelope.kind is not Kind.JOB:
+        if envelope.kind is not EnvelopeKind.JOB:
             self._count(waiting, envelope, 1)
             if waiting.messages > self._messages:
                 self._end(client, waiting)
@@ -94,7 +94,7 @@ class Outbox:
         """Count what is delivered or has failed as waiting no more. Yield what has failed."""
         while self._settled:
             waiting, client, envelope, error = self._settled.popleft()
-            if envelope.kind is not Kind.JOB:
+            if envelope.kind is not EnvelopeKind.JOB:
                 self._count(waiting, envelope, -1)
             if not waiting.messages and self._waiting.get(client) is waiting:
                 del self._waiting[client]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from netq.core import Communicator
 from netq.errors import Closed, MessageTooLarge
-from netq.exchange.envelope import UP_TO, Envelope, Kind
+from netq.exchange.envelope import UP_TO, Envelope, EnvelopeKind
 from netq.exchange.outbox import Outbox
 from netq.log import log
 
@@ -45,7 +45,7 @@ class Publications:
         self._unacknowledged[client] = envelope.number
         if subscribers:
             self.copies += len(subscribers)
-            copy = Envelope(Kind.PUBLICATION, 0, envelope.name, client, data=envelope.data)
+            copy = Envelope(EnvelopeKind.PUBLICATION, 0, envelope.name, client, data=envelope.data)
             self._queue.spread(copy, subscribers, self._not_sent)
 
     def acknowledge(self, now: float) -> None:
@@ -57,7 +57,7 @@ class Publications:
         """Acknowledge what has come: there is nothing else to do."""
         while self._unacknowledged:
             client, number = self._unacknowledged.popitem()
-            self._outbox.send(client, Envelope(Kind.DONE, number, code=UP_TO))
+            self._outbox.send(client, Envelope(EnvelopeKind.DONE, number, code=UP_TO))
         self._due = time.monotonic() + _SOON
 
     def leave(self, client: uuid.UUID) -> None:

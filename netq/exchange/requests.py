@@ -13,14 +13,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from netq.core import Communicator, check_timeout
-from netq.exchange.envelope import Envelope, Kind
+from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.io.condition import Condition, bounded
 from netq.io.interrupts import raised_by_handler
 from netq.log import log
 from netq.runtime.delivery import IN_FORK, Delivery, Guard
 from netq.runtime.undelivered import Undelivered, Unseen
 
-_MAY_WAIT = (Kind.PUSH, Kind.CALL)  # requests that an exchange need not answer soon
+_MAY_WAIT = (EnvelopeKind.PUSH, EnvelopeKind.CALL)  # requests that an exchange need not answer soon
 
 
 class UserCode(threading.local):
@@ -251,6 +251,6 @@ class Requests:
         last = min(last, self._last)
         for number in range(self._acknowledged + 1, last + 1):
             request = self._open.get(number)
-            if request is not None and request.envelope.kind is Kind.PUBLISH:
+            if request is not None and request.envelope.kind is EnvelopeKind.PUBLISH:
                 self.settle(request)
         self._acknowledged = max(self._acknowledged, last)

@@ -24,7 +24,7 @@ import netq
 from netq.core import check_timeout
 from netq.errors import Closed, InvalidOption, Unreadable
 from netq.exchange.calls import Call, Calls
-from netq.exchange.envelope import Envelope, Kind, Refusal
+from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
 from netq.exchange.jobs import Counts, Job, Jobs
 from netq.exchange.outbox import Outbox, Unsent, size_of
 from netq.exchange.permissions import Permission, Permissions
@@ -52,7 +52,7 @@ _LOOKING = 0.02  # of its time, which the exchange spends on these looks at most
 _COPIES = 100_000  # publications that may wait for one subscriber, unless the user has set queue_size
 _REASON = 1024  # bytes of the reason of a refusal that are passed on
 _NAMED = 250_000  # filters of all clients, and likewise queues and services
-_NOUNS = {Kind.SUBSCRIBE: "filters", Kind.WORK: "queues", Kind.SERVE: "services"}
+_NOUNS = {EnvelopeKind.SUBSCRIBE: "filters", EnvelopeKind.WORK: "queues", EnvelopeKind.SERVE: "services"}
 _ALWAYS = 16  # of each that a client may have, whatever others have
 _WORD = 60.0  # seconds between two lines in the log about jobs that were dropped, at least
 _TAKEN = "given up for a client that holds less; ask again when there is room"
@@ -252,7 +252,7 @@ class Exchange:
         action, function = handler
         name = envelope.name
         if action:
-            is_message = envelope.kind is Kind.CALL and not name
+            is_message = envelope.kind is EnvelopeKind.CALL and not name
             action, name = ("send", str(envelope.peer)) if is_message else (action, name)
             wrong = "" if is_message else why_wrong(name, is_filter=action == "subscribe")
             if wrong:
@@ -271,15 +271,15 @@ class Exchange:
         filters = self._subscriptions.filters_of(client)
         full = ""
         if envelope.name not in filters:
-            full = self._why_too_many(Kind.SUBSCRIBE, filters, self._subscriptions.total)
+            full = self._why_too_many(EnvelopeKind.SUBSCRIBE, filters, self._subscriptions.total)
             full = full or self._subscriptions.why_full(client, envelope.name)
         if full:
             self._refuse(client, envelope.number, Refusal.FULL, f"subscribe: '{printable(envelope.name)}': {full}")
             return
         self._subscriptions.add(client, envelope.name)
-        self._send(client, Envelope(Kind.DONE, envelope.number))
+        self._send(client, Envelope(EnvelopeKind.DONE, envelope.number))
 
-    def _why_too_many(self, kind: Kind, names: Collection[str], total: int) -> str:
+    def _why_too_many(self, kind: EnvelopeKind, names: Collection[str], total: int) -> str:
         """Return why a client that has these names, of a total, may have no further one of a kind; "" if it may."""
         has, noun = len(names), _NOUNS[kind]
         if has >= self._names:
@@ -290,7 +290,7 @@ class Exchange:
 
     def _unsubscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
         self._subscriptions.remove(client, envelope.name)
-        self._send(client, Envelope(Kind.DONE, envelope.number))
+        self._send(client, Envelope(EnvelopeKind.DONE, envelope.number))
 
     def _push(self, client: uuid.UUID, envelope: Envelope) -> None:
         assert envelope.data is not None
@@ -306,20 +306,20 @@ class Exchange:
     def _work(self, client: uuid.UUID, envelope: Envelope) -> None:
         queues = self._jobs.queues_of(client)
         is_new = envelope.detail and envelope.name not in queues
-        if is_new and (full := self._why_too_many(Kind.WORK, queues, self._jobs.workers)):
+        if is_new and (full := self._why_too_many(EnvelopeKind.WORK, queues, self._jobs.workers)):
             self._refuse(client, envelope.number, Refusal.FULL, f"work: '{printable(envelope.name)}': {full}")
             return
-        self._send(client, Envelope(Kind.DONE, envelope.number))
+        self._send(client, Envelope(EnvelopeKind.DONE, envelope.number))
         self._give(self._jobs.work(envelope.name, client, envelope.detail))
 
     def _serve(self, client: uuid.UUID, envelope: Envelope) -> None:
         services = self._calls.services_of(client)
         is_new = envelope.detail and envelope.name not in services
-        if is_new and (full := self._why_too_many(Kind.SERVE, services, self._calls.offers)):
+        if is_new and (full := self._why_too_many(EnvelopeKind.SERVE, services, self._calls.offers)):
             self._refuse(client, envelope.number, Refusal.FULL, f"serve: '{printable(envelope.name)}': {full}")
             return
         self._calls.serve(envelope.name, client, envelope.detail)
-        self._send(client, Envelope(Kind.DONE, envelope.number))
+        self._send(client, Envelope(EnvelopeKind.DONE, envelope.number))
 
     def _call(self, client: uuid.UUID, envelope: Envelope) -> None:
         what = f"call: '{printable(envelope.name)}'" if envelope.name else f"send: {envelope.peer}"
@@ -342,12 +342,14 @@ class Exchange:
             self._calls.finish(found.number, found.server)
             self._refuse(client, envelope.number, Refusal.FULL, f"{what}: {full}")
         else:
-            self._send(found.server, Envelope(Kind.REQUEST, found.number, envelope.name, client, data=envelope.data))
+            self._send(
+                found.server, Envelope(EnvelopeKind.REQUEST, found.number, envelope.name, client, data=envelope.data)
+            )
 
     def _answer(self, client: uuid.UUID, envelope: Envelope) -> None:
         """Pass the answer of a worker or a service on. A job and a call never have the same kind of answer."""
-        is_refused = envelope.kind is Kind.REFUSED
-        if envelope.kind is Kind.REPLY or (is_refused and envelope.detail):
+        is_refused = envelope.kind is EnvelopeKind.REFUSED
+        if envelope.kind is EnvelopeKind.REPLY or (is_refused and envelope.detail):
             call = self._calls.finish(envelope.number, client)
             if call is not None and call.is_awaited:
                 self._pass_on(envelope, client, call.caller, call.request)
@@ -362,9 +364,9 @@ class Exchange:
     def _pass_on(self, answer: Envelope, client: uuid.UUID, asker: uuid.UUID, request: int) -> None:
         """Send the answer of a client to the one that has asked, if there is room for its data."""
         code, data = 0, answer.data
-        if answer.kind is Kind.DONE:
+        if answer.kind is EnvelopeKind.DONE:
             data = None
-        elif answer.kind is Kind.REFUSED:
+        elif answer.kind is EnvelopeKind.REFUSED:
             code = answer.code
             if data is not None and data.nbytes > _REASON:
                 data = Stream([data.read(_REASON)])  # for a person: the rest of it is dropped
@@ -380,11 +382,11 @@ class Exchange:
     def _give(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             assert job.worker is not None
-            envelope = Envelope(Kind.JOB, job.number, job.queue, job.producer, detail=job.tries, data=job.data)
+            envelope = Envelope(EnvelopeKind.JOB, job.number, job.queue, job.producer, detail=job.tries, data=job.data)
             job.recall = functools.partial(_recall, self._send(job.worker, envelope))
 
     def _refuse(self, client: uuid.UUID, number: int, why: Refusal, reason: str) -> None:
-        self._send(client, Envelope(Kind.REFUSED, number, code=why, data=Stream([reason.encode()])))
+        self._send(client, Envelope(EnvelopeKind.REFUSED, number, code=why, data=Stream([reason.encode()])))
 
     def _send(self, client: uuid.UUID, envelope: Envelope) -> Delivery:
         return self._outbox.send(client, envelope)
@@ -393,12 +395,17 @@ class Exchange:
         """Answer what was too large, or for a client that is not here. A worker's end gives its jobs to others."""
         client, envelope, error = unsent
         if isinstance(error, Closed):
-            if envelope.kind is Kind.REQUEST and (call := self._calls.finish(envelope.number, client)) is not None:
+            if (
+                envelope.kind is EnvelopeKind.REQUEST
+                and (call := self._calls.finish(envelope.number, client)) is not None
+            ):
                 self._refuse_call(call, Refusal.ABSENT, f"{client}: {_ABSENT}")
-        elif envelope.kind is Kind.REPLY:
+        elif envelope.kind is EnvelopeKind.REPLY:
             self._refuse(client, envelope.number, Refusal.FAILED, f"the reply is too large: {error}")
-        elif envelope.kind in (Kind.JOB, Kind.REQUEST):
-            refusal = Envelope(Kind.REFUSED, envelope.number, code=Refusal.FAILED, detail=envelope.kind is Kind.REQUEST)
+        elif envelope.kind in (EnvelopeKind.JOB, EnvelopeKind.REQUEST):
+            refusal = Envelope(
+                EnvelopeKind.REFUSED, envelope.number, code=Refusal.FAILED, detail=envelope.kind is EnvelopeKind.REQUEST
+            )
             self._answer(client, refusal._replace(data=Stream([str(error).encode()])))
 
     def _look_at_connections(self) -> None:
@@ -474,15 +481,15 @@ def _recall(delivery: Delivery) -> bool:
 
 
 _HANDLERS = {  # by kind: the action that permissions name, and what handles it
-    Kind.PUBLISH: ("publish", Exchange._publish),
-    Kind.SUBSCRIBE: ("subscribe", Exchange._subscribe),
-    Kind.UNSUBSCRIBE: ("", Exchange._unsubscribe),
-    Kind.PUSH: ("push", Exchange._push),
-    Kind.WORK: ("work", Exchange._work),
-    Kind.CALL: ("call", Exchange._call),
-    Kind.SERVE: ("serve", Exchange._serve),
-    Kind.RETURN: ("", Exchange._return),
-    Kind.DONE: ("", Exchange._answer),
-    Kind.REPLY: ("", Exchange._answer),
-    Kind.REFUSED: ("", Exchange._answer),
+    EnvelopeKind.PUBLISH: ("publish", Exchange._publish),
+    EnvelopeKind.SUBSCRIBE: ("subscribe", Exchange._subscribe),
+    EnvelopeKind.UNSUBSCRIBE: ("", Exchange._unsubscribe),
+    EnvelopeKind.PUSH: ("push", Exchange._push),
+    EnvelopeKind.WORK: ("work", Exchange._work),
+    EnvelopeKind.CALL: ("call", Exchange._call),
+    EnvelopeKind.SERVE: ("serve", Exchange._serve),
+    EnvelopeKind.RETURN: ("", Exchange._return),
+    EnvelopeKind.DONE: ("", Exchange._answer),
+    EnvelopeKind.REPLY: ("", Exchange._answer),
+    EnvelopeKind.REFUSED: ("", Exchange._answer),
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from netq.exchange.envelope import Envelope, Kind, Refusal
+from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
 from netq.exchange.uplink import Uplink
 from netq.io.condition import bounded
 from netq.log import log
@@ -82,4 +82,4 @@ class Service:
             log.exception("the service %r failed", call.name)
             self._uplink.refuse(call, Refusal.FAILED, describe(error))
         else:
-            self._uplink.answer(call, Envelope(Kind.REPLY, data=data))
+            self._uplink.answer(call, Envelope(EnvelopeKind.REPLY, data=data))

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from netq import errors
 from netq.core import Communicator
 from netq.errors import Closed, Unreadable
-from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
+from netq.exchange.envelope import UP_TO, Envelope, EnvelopeKind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
 from netq.exchange.turns import Turns
 from netq.io.interrupts import raised_by_handler
@@ -70,7 +70,7 @@ class Uplink:
         self.turns = Turns()  # requests are put in turn, so that they leave in the order of their numbers
         self.user_code = UserCode()
         self._requests = Requests(self.user_code)
-        self._wanted: dict[tuple[Kind, str], _Wanted] = {}
+        self._wanted: dict[tuple[EnvelopeKind, str], _Wanted] = {}
         self._unsent: deque[Request] = deque()  # which no exchange has got, and whose communicator has ended
         self._later: deque[Callable[[], object]] = deque()  # what resends what had no room
         self.is_over = False  # there will be no further communicator: what the present one cannot deliver fails
@@ -106,17 +106,17 @@ class Uplink:
             self._end_takers()
         return self.ask(envelope, functools.partial(self._not_wanted, found))
 
-    def withdraw(self, kind: Kind, envelope: Envelope) -> Future[Any]:
+    def withdraw(self, kind: EnvelopeKind, envelope: Envelope) -> Future[Any]:
         """Want something no more, and ask the exchange for that, unless it is wanted again by then."""
         key = kind, envelope.name
         self._wanted.pop(key, None)
         return self.ask(envelope, is_due=lambda: key not in self._wanted)
 
-    def wanted(self, kind: Kind) -> list[str]:
+    def wanted(self, kind: EnvelopeKind) -> list[str]:
         """Return the names of what is wanted of a kind: SUBSCRIBE, WORK or SERVE."""
         return [name for of, name in list(self._wanted) if of is kind]
 
-    def taker(self, kind: Kind, name: str) -> Taker | None:
+    def taker(self, kind: EnvelopeKind, name: str) -> Taker | None:
         """Return what takes the jobs of this queue (WORK), or the calls of this service (SERVE)."""
         found = self._wanted.get((kind, name))
         return None if found is None else found.taker
@@ -139,7 +139,7 @@ class Uplink:
             self._wanted.pop(key, None)
         if wanted.taker is not None:
             wanted.taker.end(error)
-        return wanted.envelope.kind is Kind.WORK  # Worker.get raises it
+        return wanted.envelope.kind is EnvelopeKind.WORK  # Worker.get raises it
 
     def _not_told(self, wanted: _Wanted, error: Exception) -> bool:
         if isinstance(error, errors.QueueFull):
@@ -200,7 +200,7 @@ class Uplink:
         delivery = cast(Delivery, put)
         error = Closed(self.queue.id, "it was cancelled") if delivery.cancelled() else delivery.exception()
         if error is None:
-            if request.envelope.kind is not Kind.PUBLISH:  # which is answered at once
+            if request.envelope.kind is not EnvelopeKind.PUBLISH:  # which is answered at once
                 request.envelope = request.envelope._replace(data=None)
         elif isinstance(error, Closed) and not delivery.left and self._requests.forget(request):
             self._unsent.append(request)
@@ -244,13 +244,13 @@ class Uplink:
     def answered(self, envelope: Envelope) -> None:
         """Settle the future that a DONE, REPLY or REFUSED answers."""
         number = envelope.number
-        if envelope.kind is Kind.DONE and envelope.code == UP_TO:
+        if envelope.kind is EnvelopeKind.DONE and envelope.code == UP_TO:
             self._requests.settle_publications(number)
         elif (request := self._requests.get(number)) is None:
             return
-        elif envelope.kind is Kind.REFUSED:
+        elif envelope.kind is EnvelopeKind.REFUSED:
             self._requests.settle(request, error=_error(request.envelope, envelope))
-        elif envelope.kind is Kind.REPLY and request.envelope.name:
+        elif envelope.kind is EnvelopeKind.REPLY and request.envelope.name:
             reply = envelope._replace(name=request.envelope.name)
             try:
                 data = self.loaded(reply)
@@ -262,7 +262,7 @@ class Uplink:
         else:
             self._requests.settle(request)
 
-    def give(self, kind: Kind, envelope: Envelope) -> bool:
+    def give(self, kind: EnvelopeKind, envelope: Envelope) -> bool:
         """Give a job or a call to what takes it; return whether there is such a thing."""
         taker = self.taker(kind, envelope.name)
         if taker is not None:
@@ -316,15 +316,17 @@ class Uplink:
 
     def answer(self, request: Envelope, answer: Envelope) -> None:
         """Answer a job or a call. `detail` of a refusal says which of them."""
-        envelope = answer._replace(number=request.number, detail=int(request.kind is Kind.REQUEST))
-        if envelope.kind is Kind.RETURN:  # follows the WORK that ends its worker, or the job comes to this client again
+        envelope = answer._replace(number=request.number, detail=int(request.kind is EnvelopeKind.REQUEST))
+        if (
+            envelope.kind is EnvelopeKind.RETURN
+        ):  # follows the WORK that ends its worker, or the job comes to this client again
             self.turns.add(functools.partial(self._send, envelope, _REQUESTS))
         else:
             self._send(envelope, _ANSWERS)
 
     def refuse(self, request: Envelope, why: Refusal, reason: str) -> None:
         """Refuse a job or a call."""
-        self.answer(request, Envelope(Kind.REFUSED, code=why, data=Stream([printable(reason).encode()])))
+        self.answer(request, Envelope(EnvelopeKind.REFUSED, code=why, data=Stream([printable(reason).encode()])))
 
     def _send(self, envelope: Envelope, lane: int) -> None:
         self._listen(self.queue.put(envelope, lane=lane), functools.partial(self._was_sent, envelope, lane))
@@ -334,7 +336,7 @@ class Uplink:
         error = None if delivery.cancelled() else delivery.exception()
         if isinstance(error, errors.MessageTooLarge):
             reason = Stream([f"the reply is too large: {error}".encode()])
-            self._send(envelope._replace(kind=Kind.REFUSED, code=Refusal.FAILED, data=reason), lane)
+            self._send(envelope._replace(kind=EnvelopeKind.REFUSED, code=Refusal.FAILED, data=reason), lane)
         elif isinstance(error, errors.QueueFull):
             self._later.append(functools.partial(self._send, envelope, lane))
         self._room_came(error)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from netq.errors import Closed
-from netq.exchange.envelope import Envelope, Kind, Refusal
+from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
 from netq.exchange.uplink import Uplink
 from netq.io.condition import Condition, deadline_of
 from netq.log import log
@@ -55,8 +55,8 @@ class Worker:
         """
         if self._uplink.is_forked:
             return
-        if self._uplink.taker(Kind.WORK, self.queue) is self:
-            self._uplink.withdraw(Kind.WORK, Envelope(Kind.WORK, name=self.queue))
+        if self._uplink.taker(EnvelopeKind.WORK, self.queue) is self:
+            self._uplink.withdraw(EnvelopeKind.WORK, Envelope(EnvelopeKind.WORK, name=self.queue))
         self.end(Closed(self._uplink.queue.id, "this client works no more for the queue"))
 
     def take(self, envelope: Envelope) -> None:
@@ -96,7 +96,7 @@ class Worker:
         self._waiting.clear()
         for number in reversed(list(self._open)):  # each goes before those that wait
             if (envelope := self._open.pop(number, None)) is not None:
-                self._uplink.answer(envelope, Envelope(Kind.RETURN))
+                self._uplink.answer(envelope, Envelope(EnvelopeKind.RETURN))
 
     def __iter__(self) -> Iterator[Job]:
         while True:
@@ -133,7 +133,7 @@ class Job:
 
     def done(self) -> None:
         """Tell the producer that it is done."""
-        self._worker.answer(self._envelope, Envelope(Kind.DONE))
+        self._worker.answer(self._envelope, Envelope(EnvelopeKind.DONE))
 
     def fail(self, reason: str) -> None:
         """Tell the producer that it has failed; no other worker gets it."""
@@ -141,7 +141,7 @@ class Job:
 
     def give_back(self) -> None:
         """Let another worker do it."""
-        self._worker.answer(self._envelope, Envelope(Kind.RETURN))
+        self._worker.answer(self._envelope, Envelope(EnvelopeKind.RETURN))
 
     def __enter__(self) -> Self:
         return self

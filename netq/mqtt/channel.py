@@ -22,7 +22,7 @@ from netq.mqtt.congestion import CongestionControl
 from netq.mqtt.multicast.group import UNICAST, Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import Receiver
-from netq.mqtt.packet import NUMBERED, Kind, Packet
+from netq.mqtt.packet import NUMBERED, Packet, PacketKind
 from netq.mqtt.topic import LinkTopic
 from netq.mqtt.window import Window
 from netq.protocol.connection import Connection
@@ -112,7 +112,7 @@ class Channel:
         self._probe_pause = _PROBE_AFTER  # seconds to wait for progress before the next PROBE
         self._progress_timer: Timer | None = None
         # Packets that wait: to be sent, then those that arrived.
-        self._controls: deque[tuple[Kind, list[Buffer]]] = deque()
+        self._controls: deque[tuple[PacketKind, list[Buffer]]] = deque()
         self._segments: deque[Segment] = deque()
         self._last_reference = 0  # number of the last packet that refers to a block
         self._held: deque[Packet] = deque()  # packets that arrived; the first waits for its block
@@ -160,7 +160,7 @@ class Channel:
         if self._closing and not self._segments and not self._controls:
             self._send_close()
         elif self.window.ack_due:
-            self.publish(Kind.ACK)
+            self.publish(PacketKind.ACK)
         return False
 
     def receive(self, incoming: Packet) -> None:
@@ -174,7 +174,7 @@ class Channel:
         if incoming.kind in NUMBERED:
             self._held.append(incoming)
             self.process_held()
-        elif incoming.kind is Kind.CLOSE:
+        elif incoming.kind is PacketKind.CLOSE:
             self.fail(ConnectionResetError("the peer hung up"), notify_peer=False)
         self._owner.request_turn(self)
 
@@ -189,12 +189,12 @@ class Channel:
         if self.closed:
             return
         if notify_peer:
-            self.publish(Kind.RESET, str(error).encode()[: packet.REASON])
+            self.publish(PacketKind.RESET, str(error).encode()[: packet.REASON])
         self._end()
         if self.link is not None:
             self.link.call(self.link.lost, error)
 
-    def publish(self, kind: Kind, *body: Buffer) -> int:
+    def publish(self, kind: PacketKind, *body: Buffer) -> int:
         """Publish a packet now, copying its body once. Return the bytes of the body."""
         payload = b"".join([packet.header(kind, *self.window.stamp()), *body])
         self._owner.broker.publish(self._send_topic, payload)
@@ -202,7 +202,7 @@ class Channel:
 
     # For the groups (netq/mqtt/multicast/group.py).
 
-    def send_control(self, kind: Kind, group: str) -> None:
+    def send_control(self, kind: PacketKind, group: str) -> None:
         """Send JOIN, JOINED or LEAVE."""
         self._controls.append((kind, [bytes.fromhex(group)]))
         self._owner.request_turn(self)
@@ -217,7 +217,7 @@ class Channel:
     def _can_send(self) -> bool:
         return self.window.open and self.congestion.open
 
-    def _next(self) -> tuple[Kind, list[Buffer]] | None:
+    def _next(self) -> tuple[PacketKind, list[Buffer]] | None:
         """Return the next packet to send; None if there is none, or it must wait for its group."""
         if self._controls:
             return self._controls.popleft()
@@ -231,17 +231,17 @@ class Channel:
             return None
         self._segments.popleft()
         if reference == UNICAST:
-            return Kind.DATA, segment.whole
+            return PacketKind.DATA, segment.whole
         self._last_reference = self.window.sent + 1
-        return Kind.BLOCK, [reference, *segment.buffers]
+        return PacketKind.BLOCK, [reference, *segment.buffers]
 
-    def _send(self, kind: Kind, body: list[Buffer]) -> None:
+    def _send(self, kind: PacketKind, body: list[Buffer]) -> None:
         self.window.send()
         size = self.publish(kind, *body)
         self.congestion.sent(self.window.sent, size)
         self._probe_if_due()
         self._watch_progress()
-        if kind in (Kind.DATA, Kind.BLOCK):
+        if kind in (PacketKind.DATA, PacketKind.BLOCK):
             assert self.link is not None
             self.link.call(self.link.published)
 
@@ -252,7 +252,7 @@ class Channel:
         and only a PROBE lets us continue. Other members of a group may also wait for the acknowledgement.
         """
         if self.congestion.should_probe(time.monotonic(), stopped=not self.window.open or self.has_open_reference):
-            self.publish(Kind.PROBE)
+            self.publish(PacketKind.PROBE)
 
     def _watch_progress(self) -> None:
         """Start the timer that sends a PROBE without progress: the last packet, a PROBE or its answer may be lost."""
@@ -270,21 +270,23 @@ class Channel:
             return
         if self.window.acked == acked:
             if self.congestion.should_probe(time.monotonic(), stopped=True) or self._probe_pause > _PROBE_AFTER:
-                self.publish(Kind.PROBE)
+                self.publish(PacketKind.PROBE)
             self._probe_pause = min(2 * self._probe_pause, max(2 * _PROBE_AFTER, self._owner.heartbeat))
         self._watch_progress()
 
     def _send_close(self) -> None:
         if not self.closed:
-            self.publish(Kind.CLOSE)
+            self.publish(PacketKind.CLOSE)
             self._end()
 
     # Receiving.
 
     def _process(self, incoming: Packet) -> bool:
         """Process a packet; return False if its block has not arrived."""
-        if incoming.kind in (Kind.DATA, Kind.BLOCK):
-            data = self.receiver.take(incoming) if self.receiver and incoming.kind is Kind.BLOCK else incoming.body
+        if incoming.kind in (PacketKind.DATA, PacketKind.BLOCK):
+            data = (
+                self.receiver.take(incoming) if self.receiver and incoming.kind is PacketKind.BLOCK else incoming.body
+            )
             if data is None:
                 self._owner.loop.at(time.monotonic() + _BLOCK_TIMEOUT, self._on_block_timeout, incoming.number)
                 return False

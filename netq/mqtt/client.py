@@ -15,7 +15,7 @@ from netq.log import log
 from netq.mqtt import packet
 from netq.mqtt.channel import Channel
 from netq.mqtt.multiplexer import Multiplexer
-from netq.mqtt.packet import FROM_SERVER, Kind, Packet
+from netq.mqtt.packet import FROM_SERVER, Packet, PacketKind
 from netq.mqtt.topic import ANY, GONE, LinkTopic, new_id
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener, backoff
@@ -86,12 +86,12 @@ class ClientTransport:
         """Process the answer to OPEN; pass other packets to the link."""
         incoming, channel = packet.decode(payload, FROM_SERVER), self._opening
         if channel is not None and channel.link_topic == link_topic:
-            if incoming.kind is Kind.WELCOME:
+            if incoming.kind is PacketKind.WELCOME:
                 self._on_welcome(channel, incoming)
-            elif incoming.kind is Kind.RESET:
+            elif incoming.kind is PacketKind.RESET:
                 self._cancel_opening()
                 self._listener.lost(None, ConnectionRefusedError(f"the server says: {packet.read_reason(incoming)}"))
-        elif incoming.kind is not Kind.WELCOME:  # each OPEN gets a WELCOME: ignore the later ones
+        elif incoming.kind is not PacketKind.WELCOME:  # each OPEN gets a WELCOME: ignore the later ones
             self._multiplexer.dispatch(link_topic, incoming)
 
     # The rest.
@@ -115,7 +115,7 @@ class ClientTransport:
         if self._open_timer is not None:
             self._open_timer.cancel()
         if self._opening is not None:
-            self._opening.publish(Kind.OPEN, packet.opening(self._options.mqtt.packet_size))
+            self._opening.publish(PacketKind.OPEN, packet.opening(self._options.mqtt.packet_size))
             pause = self._options.connection.retry_min + backoff(self._attempt, self._options.connection)
             self._open_timer = self._loop.at(time.monotonic() + pause, self._send_open)
             self._attempt += 1

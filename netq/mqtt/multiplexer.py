@@ -24,7 +24,7 @@ from netq.mqtt.congestion import MAX_WAIT, CongestionControl, InitialSizes
 from netq.mqtt.link import PREFIX, Link
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import Receiver
-from netq.mqtt.packet import Kind, Packet
+from netq.mqtt.packet import Packet, PacketKind
 from netq.mqtt.topic import LinkTopic, Topics
 from netq.mqtt.window import share
 from netq.options import check_put_merge
@@ -155,9 +155,9 @@ class Multiplexer:
         """Pass a packet to its link; answer by RESET if there is none."""
         channel = self.channels.get(link_topic)
         if channel is None:
-            if incoming.kind not in (Kind.RESET, Kind.CLOSE):
+            if incoming.kind not in (PacketKind.RESET, PacketKind.CLOSE):
                 self.refuse(link_topic, "there is no such link")
-        elif incoming.kind is Kind.RESET:
+        elif incoming.kind is PacketKind.RESET:
             if not channel.has_open_reference:  # otherwise the missing packet may be a group's block
                 self._suspect_size_limit(channel)
             channel.fail(ConnectionResetError(f"the peer says: {packet.read_reason(incoming)}"), notify_peer=False)
@@ -171,7 +171,7 @@ class Multiplexer:
         now = time.monotonic()
         if len(self._resets) < _MAX_RESETS or now - self._resets[0] >= 1.0:
             self._resets.append(now)
-            reset = packet.header(Kind.RESET, 0, 0, 0) + reason.encode()[: packet.REASON]
+            reset = packet.header(PacketKind.RESET, 0, 0, 0) + reason.encode()[: packet.REASON]
             self.broker.publish(self.topics.link(link_topic.reverse), reset)
 
     # For the broker (netq/mqtt/broker.py).
@@ -331,4 +331,4 @@ class Multiplexer:
 
     def _on_granted(self, channel: Channel, group: str, granted: bool) -> None:
         if granted:
-            channel.send_control(Kind.JOINED, group)
+            channel.send_control(PacketKind.JOINED, group)

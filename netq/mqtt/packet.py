@@ -28,7 +28,7 @@ INSTANCE_SIZE = GROUP_SIZE = NONCE_SIZE = 8
 QUESTIONS = 64  # nonces in one hello
 
 
-class Kind(enum.IntEnum):
+class PacketKind(enum.IntEnum):
     """The kind of a packet, its sender and its body."""
 
     OPEN = 1  # client: "netq", version, the largest publication that it accepts
@@ -44,15 +44,15 @@ class Kind(enum.IntEnum):
     RESET = 11  # both: the reason why the link does not exist; never answered
 
 
-NUMBERED = frozenset({Kind.DATA, Kind.BLOCK, Kind.JOIN, Kind.JOINED, Kind.LEAVE})
-FROM_CLIENT = frozenset(Kind) - {Kind.WELCOME, Kind.BLOCK, Kind.JOIN, Kind.LEAVE}
-FROM_SERVER = frozenset(Kind) - {Kind.OPEN, Kind.JOINED}
+NUMBERED = frozenset({PacketKind.DATA, PacketKind.BLOCK, PacketKind.JOIN, PacketKind.JOINED, PacketKind.LEAVE})
+FROM_CLIENT = frozenset(PacketKind) - {PacketKind.WELCOME, PacketKind.BLOCK, PacketKind.JOIN, PacketKind.LEAVE}
+FROM_SERVER = frozenset(PacketKind) - {PacketKind.OPEN, PacketKind.JOINED}
 
 
 class Packet(NamedTuple):
     """One publication of a link."""
 
-    kind: Kind
+    kind: PacketKind
     number: int
     received: int
     room: int
@@ -74,24 +74,24 @@ class Opening(NamedTuple):
     instance: bytes = b""
 
 
-def header(kind: Kind, number: int, received: int, room: int) -> bytes:
+def header(kind: PacketKind, number: int, received: int, room: int) -> bytes:
     """Return the header of a packet."""
     return _HEADER.pack(kind, number, received, room)
 
 
-def decode(payload: bytes | bytearray, kinds: frozenset[Kind] = frozenset(Kind)) -> Packet:
+def decode(payload: bytes | bytearray, kinds: frozenset[PacketKind] = frozenset(PacketKind)) -> Packet:
     """Read a packet of one of `kinds`; raises ProtocolError."""
     if len(payload) < HEADER_SIZE:
         raise ProtocolError(f"a publication of {len(payload)} bytes; a header has {HEADER_SIZE}")
     code, number, received, room = _HEADER.unpack_from(payload)
     try:
-        kind = Kind(code)
+        kind = PacketKind(code)
     except ValueError:
         raise ProtocolError(f"a packet of the unknown kind {code}") from None
     if kind not in kinds:
         raise ProtocolError(f"{kind.name} is not for this side")
     body = memoryview(payload).toreadonly()[HEADER_SIZE:]
-    if kind in (Kind.ACK, Kind.PROBE, Kind.CLOSE) and body:
+    if kind in (PacketKind.ACK, PacketKind.PROBE, PacketKind.CLOSE) and body:
         raise ProtocolError(f"{kind.name} with {len(body)} bytes")
     return Packet(kind, number, received, room, body)
 
@@ -103,7 +103,7 @@ def opening(size: int, instance: bytes = b"") -> bytes:
 
 def read_opening(packet: Packet) -> Opening:
     """Read OPEN or WELCOME; raises ProtocolError, which names both versions if they differ."""
-    expected = _OPENING.size + (INSTANCE_SIZE if packet.kind is Kind.WELCOME else 0)
+    expected = _OPENING.size + (INSTANCE_SIZE if packet.kind is PacketKind.WELCOME else 0)
     if bytes(packet.body[:4]) == _MAGIC and len(packet.body) > 4 and packet.body[4] != VERSION:
         raise ProtocolError(f"the peer speaks version {packet.body[4]} of netq over MQTT, this side version {VERSION}")
     if len(packet.body) != expected or bytes(packet.body[:4]) != _MAGIC:

@@ -22,7 +22,7 @@ from netq.io.loop import Loop
 from netq.log import log
 from netq.mqtt import packet
 from netq.mqtt.multiplexer import Multiplexer
-from netq.mqtt.packet import FROM_CLIENT, Kind, Packet
+from netq.mqtt.packet import FROM_CLIENT, Packet, PacketKind
 from netq.mqtt.topic import ANY, GONE, WHO, LinkTopic, new_id, server_id
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener, backoff
@@ -116,7 +116,7 @@ class ServerTransport:
         if link_topic.link == WHO:
             return self._on_question(packet.read_question(payload))
         incoming = packet.decode(payload, FROM_CLIENT)
-        if incoming.kind is Kind.OPEN:
+        if incoming.kind is PacketKind.OPEN:
             return self._on_open(link_topic, incoming)
         return self._multiplexer.dispatch(link_topic, incoming)
 
@@ -188,7 +188,7 @@ class ServerTransport:
         if known is None and not self._multiplexer.admit(link_topic.client):
             return None  # the client repeats OPEN
         channel = known or self._multiplexer.new_channel(link_topic)
-        channel.publish(Kind.WELCOME, packet.opening(self._options.mqtt.packet_size, self._instance))
+        channel.publish(PacketKind.WELCOME, packet.opening(self._options.mqtt.packet_size, self._instance))
         if known is None:
             channel.window.receive(incoming)
             self._multiplexer.attach(

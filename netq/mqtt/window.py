@@ -8,7 +8,7 @@ processed. This bounds what the broker queues for a link.
 from __future__ import annotations
 
 from netq.errors import ProtocolError
-from netq.mqtt.packet import NUMBERED, Kind, Packet
+from netq.mqtt.packet import NUMBERED, Packet, PacketKind
 
 MAX_PACKETS = 8  # packets of one link in flight in one direction; 2 MiB
 TOTAL_PACKETS = 256  # packets in flight of all links of a server; mosquitto silently drops those beyond 1,000
@@ -78,7 +78,7 @@ class Window:
         self._received = expected
         self.acked = packet.received
         self._limit = max(self._limit, packet.received + packet.room)
-        if packet.kind is Kind.PROBE:
+        if packet.kind is PacketKind.PROBE:
             self._probed = packet.number
 
     def consumed(self) -> None:

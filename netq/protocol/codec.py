@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from netq.protocol.wire import HEADER_SIZE, OVERHEAD
 from netq.utils.stream import Stream
 
-_MSG, _ACK = 2, 3  # wire.Kind as plain numbers: comparing with an enum member is slower
+_MSG, _ACK = 2, 3  # wire.FrameKind as plain numbers: comparing with an enum member is slower
 _HEADER = struct.Struct("<BBHIQQ")
 _pack, _unpack = _HEADER.pack, _HEADER.unpack_from
 

@@ -42,8 +42,8 @@ from netq.protocol.wire import (
     VERSION_SIZE,
     Code,
     Frame,
+    FrameKind,
     Greeting,
-    Kind,
     Reader,
     take_nothing,
 )
@@ -61,26 +61,26 @@ class State(enum.IntEnum):
     CLOSED = enum.auto()
 
 
-_ANY_BUT_INI = frozenset({Kind.MSG, Kind.ACK, Kind.DROP, Kind.PING, Kind.FIN})
-LEGAL: dict[State, frozenset[Kind]] = {
-    State.OPENING: frozenset({Kind.INI, Kind.FIN}),
+_ANY_BUT_INI = frozenset({FrameKind.MSG, FrameKind.ACK, FrameKind.DROP, FrameKind.PING, FrameKind.FIN})
+LEGAL: dict[State, frozenset[FrameKind]] = {
+    State.OPENING: frozenset({FrameKind.INI, FrameKind.FIN}),
     State.GREETED: frozenset(),
     State.OPEN: _ANY_BUT_INI,
     State.CLOSING: _ANY_BUT_INI,
-    State.ENDING: frozenset({Kind.ACK, Kind.PING, Kind.FIN}),
+    State.ENDING: frozenset({FrameKind.ACK, FrameKind.PING, FrameKind.FIN}),
     State.CLOSED: frozenset(),
 }
-_WITHOUT_LANE = frozenset({Kind.INI, Kind.PING, Kind.FIN})  # frames of the link: their lane is 0
+_WITHOUT_LANE = frozenset({FrameKind.INI, FrameKind.PING, FrameKind.FIN})  # frames of the link: their lane is 0
 _PROBE_TIMEOUT = 2.0  # seconds: a link that is probed is lost if it receives nothing for so long
 _NANOSECONDS = 1_000_000_000  # per second: the number of a PING is the age of its link in nanoseconds
 _MESSAGES = frozenset({State.OPEN, State.CLOSING})  # the peer may send messages
 LENGTH = {  # bytes of a body, least and most. The session checks those of MSG further
-    Kind.INI: (VERSION_SIZE, GREETING_LIMIT),
-    Kind.MSG: (0, 2**32 - 1),
-    Kind.ACK: (0, 0),
-    Kind.DROP: (0, 0),
-    Kind.PING: (0, 0),
-    Kind.FIN: (0, REASON),
+    FrameKind.INI: (VERSION_SIZE, GREETING_LIMIT),
+    FrameKind.MSG: (0, 2**32 - 1),
+    FrameKind.ACK: (0, 0),
+    FrameKind.DROP: (0, 0),
+    FrameKind.PING: (0, 0),
+    FrameKind.FIN: (0, REASON),
 }
 
 
@@ -145,7 +145,7 @@ class Connection:
             self.session.confirmed = True
         try:
             for frame in self._reader.advance(n):
-                if frame.kind is Kind.MSG:
+                if frame.kind is FrameKind.MSG:
                     self._session.received(frame)
                 else:
                     _HANDLE[frame.kind](self, frame, events)
@@ -187,7 +187,7 @@ class Connection:
         session, parts = self.session, False
         if session is not None and self.open:
             if self._ping_to_answer is not None:
-                out.append(Frame(Kind.PING, ANSWER, number=self._ping_to_answer).header())
+                out.append(Frame(FrameKind.PING, ANSWER, number=self._ping_to_answer).header())
                 self._ping_to_answer = None
             if session.owed:
                 session.acknowledge(out)
@@ -273,13 +273,13 @@ class Connection:
         """End the link with a FIN that gives the reason. The caller flushes the link, then closes it."""
         self.detach()
         body = reason.encode()[:REASON]
-        self._control = [Frame(Kind.FIN, length=len(body), number=code, body=body).whole()]
+        self._control = [Frame(FrameKind.FIN, length=len(body), number=code, body=body).whole()]
 
     @property
     def arriving(self) -> int:
         """Bytes received of the frame of a message that is being received. In the loop of the link."""
         frame, got = self._reader.incomplete or (None, 0)
-        return got if frame is not None and frame.kind is Kind.MSG else 0
+        return got if frame is not None and frame.kind is FrameKind.MSG else 0
 
     def move_out(self, receiver: Receiver) -> list[Event]:
         """Receive the rest of a message elsewhere than in the memory that a user has lent; return the events.
@@ -289,7 +289,7 @@ class Connection:
         events: list[Event] = []
         frame, got = self._reader.incomplete or (None, 0)
         try:
-            if frame is None or frame.kind is not Kind.MSG or frame.lane != receiver.lane:
+            if frame is None or frame.kind is not FrameKind.MSG or frame.lane != receiver.lane:
                 receiver.move_out()
             else:
                 receiver.interrupted(got)
@@ -305,7 +305,7 @@ class Connection:
         """The link is gone: pass what was received of a message to the session."""
         if self.session is not None and not self.closed:
             frame, got = self._reader.incomplete or (None, 0)
-            if self.open and frame is not None and frame.kind is Kind.MSG:
+            if self.open and frame is not None and frame.kind is FrameKind.MSG:
                 self.session.interrupted(frame, got)
             self.session.pause()
         self._reader.reset()
@@ -314,7 +314,7 @@ class Connection:
     # Frames.
 
     def _place(self, frame: Frame) -> memoryview:
-        if frame.kind is not Kind.MSG or self._state not in _MESSAGES:
+        if frame.kind is not FrameKind.MSG or self._state not in _MESSAGES:
             return self._place_rare(frame)
         if frame.value > self._options.message_size:
             raise ProtocolError(f"a message of {frame.value} bytes; message_size is {self._options.message_size}")
@@ -331,8 +331,8 @@ class Connection:
             raise ProtocolError(f"{frame.kind.name} of {frame.length} bytes; expected {least} to {most}")
         return memoryview(bytearray(frame.length))
 
-    def _is_legal(self, kind: Kind) -> bool:
-        to_a_server = kind is Kind.FIN and self.session is None  # it has no session before INI
+    def _is_legal(self, kind: FrameKind) -> bool:
+        to_a_server = kind is FrameKind.FIN and self.session is None  # it has no session before INI
         return kind in LEGAL[self.state] and not to_a_server
 
     def _on_ini(self, frame: Frame, events: list[Event]) -> None:
@@ -401,7 +401,7 @@ class Connection:
         if session is None or not session.closing or self._fin_sent or session.queued or not self.open:
             return
         self._fin_sent = True
-        self._control.append(Frame(Kind.FIN).header())
+        self._control.append(Frame(FrameKind.FIN).header())
         if self.state is State.ENDING:
             self.state = State.CLOSED
             events.append(Finished(session, over=True))
@@ -413,7 +413,7 @@ class Connection:
         no list of them is needed.
         """
         self._last_sent = now
-        return Frame(Kind.PING, flags, number=int((now - self._created) * _NANOSECONDS)).header()
+        return Frame(FrameKind.PING, flags, number=int((now - self._created) * _NANOSECONDS)).header()
 
     @property
     def _silence_ends(self) -> float:
@@ -433,9 +433,9 @@ class Connection:
 
 _OPEN = frozenset({State.OPEN, State.CLOSING, State.ENDING})
 _HANDLE = {
-    Kind.INI: Connection._on_ini,
-    Kind.ACK: Connection._on_ack,
-    Kind.DROP: Connection._on_drop,
-    Kind.PING: Connection._on_ping,
-    Kind.FIN: Connection._on_fin,
+    FrameKind.INI: Connection._on_ini,
+    FrameKind.ACK: Connection._on_ack,
+    FrameKind.DROP: Connection._on_drop,
+    FrameKind.PING: Connection._on_ping,
+    FrameKind.FIN: Connection._on_fin,
 }

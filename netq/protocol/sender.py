@@ -17,7 +17,7 @@ from netq.buffers import Buffer
 from netq.errors import ProtocolError
 from netq.protocol import codec
 from netq.protocol.codec import Outgoing
-from netq.protocol.wire import HEADER_SIZE, OVERHEAD, Cursor, Frame, Kind, message_header
+from netq.protocol.wire import HEADER_SIZE, OVERHEAD, Cursor, Frame, FrameKind, message_header
 from netq.utils.stream import Stream
 
 SMALL = 65 * 1024  # bytes: messages up to here, 64 KiB of data and its head, are sent and received whole, in one step
@@ -177,7 +177,7 @@ class Sender:
         start = self._offset
         if message.withdrawn:
             self.number, self._offset = message.number + 1, 0
-            return Frame(Kind.DROP, lane=self.lane, number=message.number, value=message.size).header(), None
+            return Frame(FrameKind.DROP, lane=self.lane, number=message.number, value=message.size).header(), None
         if grid and message.audience:
             size = grid - start % grid
         stop = min(start + size, message.size, self.limit - message.start)

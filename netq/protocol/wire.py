@@ -38,7 +38,7 @@ HEADER_SIZE = _HEADER.size
 VERSION_SIZE = 8  # bytes at the start of an INI that are the same in every version of the protocol
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """The six frames."""
 
     INI = 1  # handshake: who I am, and where to resume
@@ -62,21 +62,21 @@ RESUME = 1  # flag of an INI: I know this session, and resume it
 LEAVING = 1  # flag of a PING: my user has closed, and puts nothing more
 ANSWER = 2  # flag of a PING: the answer to yours; it repeats the number of yours
 FLAGS = {  # the values that `flags` may have
-    Kind.INI: (0, RESUME),
-    Kind.MSG: (0,),
-    Kind.ACK: (0,),
-    Kind.DROP: (0,),
-    Kind.PING: (0, LEAVING, ANSWER),
-    Kind.FIN: (0,),
+    FrameKind.INI: (0, RESUME),
+    FrameKind.MSG: (0,),
+    FrameKind.ACK: (0,),
+    FrameKind.DROP: (0,),
+    FrameKind.PING: (0, LEAVING, ANSWER),
+    FrameKind.FIN: (0,),
 }
-_KINDS = dict(enumerate(Kind, start=1))
-_CONTROL = frozenset({Kind.INI, Kind.FIN})  # the body is for the connection, not part of a message
+_KINDS = dict(enumerate(FrameKind, start=1))
+_CONTROL = frozenset({FrameKind.INI, FrameKind.FIN})  # the body is for the connection, not part of a message
 
 
 class Frame(NamedTuple):
     """A header, and the body once it is there."""
 
-    kind: Kind
+    kind: FrameKind
     flags: int = 0
     lane: int = 0
     length: int = 0
@@ -128,7 +128,7 @@ class Greeting:
         head = (MAGIC, VERSION, len(self.cursors), self.id.bytes, self.token)
         body = _GREETING.pack(*head, self.message_size, self.credit, self.heartbeat, self.epoch)
         body += b"".join([_CURSOR.pack(lane, 0, 0, *rest) for lane, *rest in self.cursors])
-        return Frame(Kind.INI, RESUME if self.resume else 0, length=len(body), body=body)
+        return Frame(FrameKind.INI, RESUME if self.resume else 0, length=len(body), body=body)
 
     @classmethod
     def read(cls, frame: Frame) -> Greeting:

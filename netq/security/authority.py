@@ -53,7 +53,7 @@ class Algorithm(enum.StrEnum):
     ML_DSA_65 = "ml-dsa-65"
 
 
-class Kind(enum.StrEnum):
+class CertificateKind(enum.StrEnum):
     """What a certificate is for."""
 
     AUTHORITY = "authority"
@@ -135,13 +135,17 @@ def algorithm_of(certificate: x509.Certificate) -> Algorithm | None:
     return Algorithm.P256 if is_p256 else None
 
 
-def kind_of(certificate: x509.Certificate) -> Kind:
+def kind_of(certificate: x509.Certificate) -> CertificateKind:
     """Return what a certificate is for."""
     constraints = _extension(certificate, x509.BasicConstraints)
     if constraints is not None and constraints.ca:
-        return Kind.AUTHORITY
+        return CertificateKind.AUTHORITY
     usage = _extension(certificate, x509.ExtendedKeyUsage)
-    return Kind.SERVER if usage is not None and ExtendedKeyUsageOID.SERVER_AUTH in usage else Kind.CLIENT
+    return (
+        CertificateKind.SERVER
+        if usage is not None and ExtendedKeyUsageOID.SERVER_AUTH in usage
+        else CertificateKind.CLIENT
+    )
 
 
 def id_of(certificate: x509.Certificate) -> uuid.UUID | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from netq.errors import SecurityError
 from netq.security import authority
-from netq.security.authority import Algorithm, Kind, Signed
+from netq.security.authority import Algorithm, CertificateKind, Signed
 from netq.security.revocation import serials
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Entry:
     """
 
     name: str
-    kind: Kind | None = None
+    kind: CertificateKind | None = None
     id: uuid.UUID | None = None
     serial: int | None = None
     algorithm: Algorithm | None = None
@@ -142,7 +142,7 @@ def revoke(folder: Path, name: str, serial: int | None = None) -> int:
     if serial is None:
         path = _files(folder, name).certificate
         certificate = _load_certificate(path)
-        if authority.kind_of(certificate) is not Kind.CLIENT:
+        if authority.kind_of(certificate) is not CertificateKind.CLIENT:
             raise SecurityError(
                 f"{path}: of a server, and clients read no revoked.txt; make a new authority in another folder, and "
                 "give its authority.pem to the clients"
@@ -169,7 +169,7 @@ def show(folder: Path) -> list[Entry]:
     with contextlib.suppress(SecurityError):  # the entry of the authority tells what is wrong
         signer = _load_certificate(_files(folder, "authority").certificate)
     entries = [_entry(folder, name, signer, revoked) for name in names | {"authority"}]
-    ranks = [*Kind, None]
+    ranks = [*CertificateKind, None]
     return sorted(entries, key=lambda entry: (ranks.index(entry.kind), entry.name))
 
 
@@ -199,17 +199,17 @@ def _entry(folder: Path, name: str, signer: Certificate | None, revoked: frozens
 
 
 def _certificate_problems(
-    path: Path, certificate: Certificate, kind: Kind, signer: Certificate | None
+    path: Path, certificate: Certificate, kind: CertificateKind, signer: Certificate | None
 ) -> Iterator[str]:
     now = _now()
-    anew = "make a new authority in another folder" if kind is Kind.AUTHORITY else "renew it"
+    anew = "make a new authority in another folder" if kind is CertificateKind.AUTHORITY else "renew it"
     if now > certificate.not_valid_after_utc:
         yield f"{path}: has expired on {certificate.not_valid_after_utc:%Y-%m-%d}; {anew}"
     if now < certificate.not_valid_before_utc:
         yield f"{path}: not valid before {certificate.not_valid_before_utc:%Y-%m-%d}; set the clock of this machine"
     if signer is not None and not authority.is_signed_by(certificate, signer):
         yield f"{path}: authority.pem has not signed it; {anew}, or put it back into the folder of its authority"
-    if kind is Kind.CLIENT and authority.id_of(certificate) is None:
+    if kind is CertificateKind.CLIENT and authority.id_of(certificate) is None:
         yield f"{path}: names no id (urn:uuid:…), so that no server accepts it; issue one under another name"
 
 

@@ -31,7 +31,7 @@ MAX_TURNS = 10_000  # a pair that still moves bytes after so many turns is an er
 
 
 @dataclass(eq=False)
-class End:
+class PairEnd:
     """One end, and the record of what has happened to it."""
 
     id: uuid.UUID
@@ -53,7 +53,7 @@ class End:
 class TrackedMessage(Outgoing):
     """A message that adds itself to `acked` of its end."""
 
-    def __init__(self, end: End, stream: Stream, lane: int) -> None:
+    def __init__(self, end: PairEnd, stream: Stream, lane: int) -> None:
         super().__init__(stream, lane)
         self._end = end
         self.watched = True
@@ -84,8 +84,8 @@ class LossyPair:
         take: bool = True,
         new: tuple[NewConnection, NewConnection] = (Connection, Connection),
     ) -> None:
-        self.client = End(CLIENT_ID, options)
-        self.server = End(SERVER_ID, server_options or options)
+        self.client = PairEnd(CLIENT_ID, options)
+        self.server = PairEnd(SERVER_ID, server_options or options)
         self.client.session = Session(TOKEN, options, self.client.memory)
         self.now = 0.0
         self.moved = 0  # bytes that arrived
@@ -104,20 +104,20 @@ class LossyPair:
         """Whether there is a link."""
         return self.client.connection is not None
 
-    def other(self, end: End) -> End:
+    def other(self, end: PairEnd) -> PairEnd:
         """Return the end that is not `end`."""
         return self.server if end is self.client else self.client
 
     # Actions of the users.
 
-    def put(self, end: End, *buffers: bytes, lane: int = 0) -> Outgoing:
+    def put(self, end: PairEnd, *buffers: bytes, lane: int = 0) -> Outgoing:
         """Queue a message. A server can do so after the first handshake. Raises what Session.put raises."""
         assert end.session is not None
         message = TrackedMessage(end, Stream(buffers), lane)
         end.session.put(message)
         return message
 
-    def take(self, end: End, count: int | None = None) -> None:
+    def take(self, end: PairEnd, count: int | None = None) -> None:
         """Take the `count` oldest messages (None: all), which extends the sender's credit."""
         for _ in range(len(end.untaken) if count is None else min(count, len(end.untaken))):
             _, _, receiver, mark = end.untaken.popleft()
@@ -125,7 +125,7 @@ class LossyPair:
             if end.session is not None:
                 end.session.release_room(receiver)
 
-    def close(self, end: End) -> None:
+    def close(self, end: PairEnd) -> None:
         """Send what is queued, then FIN."""
         if end.session is None or end.over:
             return
@@ -161,11 +161,11 @@ class LossyPair:
     def restart_server(self, id: uuid.UUID = SERVER_ID) -> None:
         """Restart the server without its session and its messages, under `id`."""
         self.cut()
-        fresh = End(id, self.server.options)
+        fresh = PairEnd(id, self.server.options)
         fresh.received, fresh.acked, fresh.lost = self.server.received, self.server.acked, self.server.lost
         self.server = fresh
 
-    def send(self, end: End) -> int:
+    def send(self, end: PairEnd) -> int:
         """Put the bytes that `end` has to send on the wire; return how many."""
         if end.connection is None:
             return 0
@@ -173,7 +173,7 @@ class LossyPair:
         end.wire += data
         return len(data)
 
-    def deliver(self, end: End, count: int) -> int:
+    def deliver(self, end: PairEnd, count: int) -> int:
         """Move up to `count` bytes from `end` to the other end, up to the next cut; return how many arrived."""
         other = self.other(end)
         if other.connection is None:
@@ -219,7 +219,7 @@ class LossyPair:
 
     # Actions of the communicators.
 
-    def _apply(self, end: End, events: list[Event]) -> None:
+    def _apply(self, end: PairEnd, events: list[Event]) -> None:
         for event in events:
             match event:
                 case Hello(greeting):
@@ -234,7 +234,7 @@ class LossyPair:
                     end.lost.append(event)
                     self.cut()
 
-    def _collect(self, end: End) -> None:
+    def _collect(self, end: PairEnd) -> None:
         while end.session is not None and end.session.arrived:
             item = end.session.arrived.popleft()
             end.received.setdefault(item[2].lane, []).append(bytes(item[1]))
@@ -242,7 +242,7 @@ class LossyPair:
             if self._take:
                 self.take(end)
 
-    def _answer(self, end: End, greeting: Greeting) -> list[Event]:
+    def _answer(self, end: PairEnd, greeting: Greeting) -> list[Event]:
         assert end.connection is not None
         resumed = end.session is not None and end.session.token == greeting.token
         if not resumed:
@@ -251,7 +251,7 @@ class LossyPair:
         assert end.session is not None
         return end.connection.accept(end.session, greeting, resumed=resumed, now=self.now)
 
-    def _finished(self, end: End, event: Finished) -> None:
+    def _finished(self, end: PairEnd, event: Finished) -> None:
         end.finished.append(event)
         if not event.over:
             self.close(end)
@@ -261,7 +261,7 @@ class LossyPair:
             end.session = None  # the server has forgotten this client
 
     def _expire(self) -> None:
-        """End the server's session, as its session_timeout does: the client will not connect again."""
+        """PairEnd the server's session, as its session_timeout does: the client will not connect again."""
         if self.server.session is not None:
             self.server.failed += [Failed(message, None) for message in self.server.session.abandon()]
             self.server.session = None

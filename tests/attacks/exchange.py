@@ -31,7 +31,7 @@ import netq.exchange
 from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation, SerializationOptions
 from netq.errors import NetqError
 from netq.exchange import Client
-from netq.exchange.envelope import Envelope, Kind, Refusal
+from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
 from netq.utils.stream import Stream
 
 LIMIT = 60.0
@@ -67,7 +67,7 @@ class Attacker:
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
 
-    def ask(self, kind: Kind, name: str, data: bytes = b"", detail: int = 0) -> None:
+    def ask(self, kind: EnvelopeKind, name: str, data: bytes = b"", detail: int = 0) -> None:
         """Send a request; wait if too much is on its way."""
         self.sent += 1
         future = self.queue.put(Envelope(kind, self.sent, name, detail=detail, data=Stream([data])).pack())
@@ -78,7 +78,7 @@ class Attacker:
 
     def finish(self) -> None:
         """Wait until the exchange has handled all."""
-        self.ask(Kind.UNSUBSCRIBE, "end")
+        self.ask(EnvelopeKind.UNSUBSCRIBE, "end")
         self._end = self.sent
         if not self._handled.wait(LIMIT):
             raise TimeoutError(f"no answer within {LIMIT:g} s")
@@ -91,8 +91,8 @@ class Attacker:
         with contextlib.suppress(netq.Closed):
             while True:
                 answer = self.queue.get().data
-                self.refused += answer.kind is Kind.REFUSED
-                if answer.number == self._end and answer.kind is Kind.DONE and not answer.code:
+                self.refused += answer.kind is EnvelopeKind.REFUSED
+                if answer.number == self._end and answer.kind is EnvelopeKind.DONE and not answer.code:
                     self._handled.set()
 
 
@@ -151,7 +151,7 @@ class Honest:
 def jobs(port: int, count: int = 101_000) -> Iterator[Attacker]:
     attacker = Attacker(port)
     for _ in range(count):
-        attacker.ask(Kind.PUSH, "junk")
+        attacker.ask(EnvelopeKind.PUSH, "junk")
     attacker.finish()
     yield attacker
 
@@ -160,7 +160,7 @@ def ids(port: int, count: int = 101_000, clients: int = 30) -> Iterator[Attacker
     for number in range(clients):
         attacker = Attacker(port)
         for _ in range(max(100, count >> number)):
-            attacker.ask(Kind.PUSH, "junk")
+            attacker.ask(EnvelopeKind.PUSH, "junk")
         attacker.finish()
         attacker.close()
         yield attacker
@@ -168,15 +168,15 @@ def ids(port: int, count: int = 101_000, clients: int = 30) -> Iterator[Attacker
 
 def refusals(port: int, count: int = 60, size: int = 10_000_000) -> Iterator[Attacker]:
     producer, worker = Attacker(port, deaf=True), Attacker(port, deaf=True)
-    worker.ask(Kind.WORK, "refused", detail=count)
+    worker.ask(EnvelopeKind.WORK, "refused", detail=count)
     for _ in range(count):
-        producer.ask(Kind.PUSH, "refused")
+        producer.ask(EnvelopeKind.PUSH, "refused")
     given, reason = 0, Stream([bytes(size)])
     while given < count:
         job = worker.queue.get(timeout=LIMIT).data
-        if job.kind is Kind.JOB:
+        if job.kind is EnvelopeKind.JOB:
             given += 1
-            answer = Envelope(Kind.REFUSED, job.number, code=Refusal.FAILED, data=reason)
+            answer = Envelope(EnvelopeKind.REFUSED, job.number, code=Refusal.FAILED, data=reason)
             worker.queue.put(answer.pack(), lane=1).result(LIMIT)
     yield producer
     yield worker
@@ -184,10 +184,10 @@ def refusals(port: int, count: int = 60, size: int = 10_000_000) -> Iterator[Att
 
 def calls(port: int, count: int = 150_000) -> Iterator[Attacker]:
     server, caller = Attacker(port), Attacker(port)
-    server.ask(Kind.SERVE, "hang", detail=2**32 - 1)
+    server.ask(EnvelopeKind.SERVE, "hang", detail=2**32 - 1)
     server.finish()
     for _ in range(count):
-        caller.ask(Kind.CALL, "hang")
+        caller.ask(EnvelopeKind.CALL, "hang")
     caller.finish()
     yield caller
     yield server
@@ -198,12 +198,12 @@ def filters(port: int, clients: int = 16, each: int = 500, topics: int = 30) -> 
         attacker = Attacker(port)
         for number in range(client * each, (client + 1) * each):
             chosen = f"{number:013b}".replace("0", "a").replace("1", "+")
-            attacker.ask(Kind.SUBSCRIBE, "/".join("a" * 33 + chosen + "a" * 18))
+            attacker.ask(EnvelopeKind.SUBSCRIBE, "/".join("a" * 33 + chosen + "a" * 18))
         attacker.finish()
         yield attacker
     publisher = Attacker(port)
     for number in range(topics):
-        publisher.ask(Kind.PUBLISH, "/".join(["a"] * 63 + [f"x{number}"]))
+        publisher.ask(EnvelopeKind.PUBLISH, "/".join(["a"] * 63 + [f"x{number}"]))
     publisher.finish()
     yield publisher
 

@@ -28,7 +28,7 @@ from netq.core import Communicator
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event
 from netq.protocol.session import Session
-from netq.protocol.wire import Frame, Greeting, Kind
+from netq.protocol.wire import Frame, FrameKind, Greeting
 from netq.tcp.client import ClientTransport
 from netq.testing.fixtures import LIMIT
 from netq.testing.log import LogRecorder
@@ -260,9 +260,9 @@ def taken_over(stage: Stage) -> None:
     stage.send(server, ini(A, b"another process!"))
 
 
-MESSAGE = Frame(Kind.MSG, length=8, number=1, value=8, body=b"a secret").whole()
-BOMB = struct.pack("<BBHIQQ", Kind.INI, 0, 0, 2**32 - 1, 0, 0)
-MSG = Frame(Kind.MSG, length=2**31, number=1, value=2**62).whole()
+MESSAGE = Frame(FrameKind.MSG, length=8, number=1, value=8, body=b"a secret").whole()
+BOMB = struct.pack("<BBHIQQ", FrameKind.INI, 0, 0, 2**32 - 1, 0, 0)
+MSG = Frame(FrameKind.MSG, length=2**31, number=1, value=2**62).whole()
 ATTEMPTS = [
     # Bytes of other protocols, and frames that come too early.
     Attempt("HTTP", plain(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"), "is no frame of netq", "a header"),

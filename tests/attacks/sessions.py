@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import netq
 from netq import CommunicatorOptions, NetworkLocation
-from netq.protocol.wire import Greeting, Kind
+from netq.protocol.wire import FrameKind, Greeting
 from tests.attacks.exchange import LIMIT, _mib, _shown
 
 COUNT = 2700
@@ -46,7 +46,7 @@ def begin(stack: ExitStack, port: int, id: uuid.UUID) -> bool:
     """Begin a session, whose link stays; return whether the server has taken it."""
     sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT))
     sock.sendall(Greeting(id, bytes(16), 2**40, 2**20, 10_000).frame().whole())
-    return sock.recv(1) == bytes([Kind.INI])
+    return sock.recv(1) == bytes([FrameKind.INI])
 
 
 def run(count: int = COUNT) -> Figures:

@@ -11,23 +11,23 @@ from collections.abc import Iterator
 import pytest
 
 from netq import NetworkLocation, Purpose
-from netq.protocol.wire import Frame, Greeting, Kind
+from netq.protocol.wire import Frame, FrameKind, Greeting
 from netq.testing.fixtures import LIMIT
 from tests.programs.child import Children
 from tests.wires import SOCKETS, NewWire
 
 MIB = 2**20
 BOMBS = [
-    Frame(Kind.MSG, length=2**31, number=1, value=2**31),
-    Frame(Kind.MSG, length=2**32 - 1, number=1, value=2**40),
-    Frame(Kind.MSG, length=2**32 - 1, number=1, value=2**62),
-    Frame(Kind.MSG, length=1, number=1, value=2**63),
-    Frame(Kind.MSG, length=2**32 - 1, number=1, value=2**64 - 1),
-    Frame(Kind.DROP, number=1, value=2**63),
-    Frame(Kind.ACK, length=2**32 - 1),
-    Frame(Kind.PING, length=2**31),
-    Frame(Kind.FIN, length=2**31, number=1),
-    Frame(Kind.INI, length=2**31),
+    Frame(FrameKind.MSG, length=2**31, number=1, value=2**31),
+    Frame(FrameKind.MSG, length=2**32 - 1, number=1, value=2**40),
+    Frame(FrameKind.MSG, length=2**32 - 1, number=1, value=2**62),
+    Frame(FrameKind.MSG, length=1, number=1, value=2**63),
+    Frame(FrameKind.MSG, length=2**32 - 1, number=1, value=2**64 - 1),
+    Frame(FrameKind.DROP, number=1, value=2**63),
+    Frame(FrameKind.ACK, length=2**32 - 1),
+    Frame(FrameKind.PING, length=2**31),
+    Frame(FrameKind.FIN, length=2**31, number=1),
+    Frame(FrameKind.INI, length=2**31),
 ]
 
 

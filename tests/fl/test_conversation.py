@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import netq
-from fl.conversation import Conversation, Link
+from fl.conversation import Conversation, KnownServer
 from fl.envelope import Finished, Permit, Task
 from netq.utils.stream import Stream
 
@@ -54,7 +54,7 @@ class Membership:
         pass
 
 
-def begun(link: Link) -> tuple[Queue, Conversation]:
+def begun(link: KnownServer) -> tuple[Queue, Conversation]:
     queue = Queue()
     return queue, Conversation(queue, Membership(), link, {})  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def offers(queue: Queue) -> list[Any]:
 
 @pytest.mark.parametrize("text", [False, True])
 def test_a_task_whose_reply_is_on_its_way_is_not_done_again(text: bool) -> None:
-    queue, conversation = begun(Link())
+    queue, conversation = begun(KnownServer())
     first = begun_task(queue, conversation)
     conversation.reply(first, "no memory" if text else finished(first))
     queue.waiting = [task(answered=0), task(answered=1)]
@@ -91,7 +91,7 @@ def test_a_task_whose_reply_is_on_its_way_is_not_done_again(text: bool) -> None:
 
 
 def test_the_next_update_to_one_model_is_another_task() -> None:
-    queue, conversation = begun(Link())
+    queue, conversation = begun(KnownServer())
     first = begun_task(queue, conversation)
     conversation.reply(first, finished(first))
     queue.waiting = [task(counted=1, answered=1)]
@@ -99,7 +99,7 @@ def test_the_next_update_to_one_model_is_another_task() -> None:
 
 
 def test_a_reply_that_was_not_delivered_does_not_count() -> None:
-    link = Link()
+    link = KnownServer()
     queue, conversation = begun(link)
     first = begun_task(queue, conversation)
     conversation.reply(first, finished(first))
@@ -110,7 +110,7 @@ def test_a_reply_that_was_not_delivered_does_not_count() -> None:
 
 
 def test_a_delivered_reply_counts_in_the_next_session() -> None:
-    link = Link()
+    link = KnownServer()
     queue, conversation = begun(link)
     first = begun_task(queue, conversation)
     conversation.reply(first, finished(first))
@@ -121,7 +121,7 @@ def test_a_delivered_reply_counts_in_the_next_session() -> None:
 
 
 def test_an_offered_reply_is_offered_to_the_next_attempt() -> None:
-    queue, conversation = begun(Link())
+    queue, conversation = begun(KnownServer())
     first = begun_task(queue, conversation)
     conversation.reply(first, finished(first, 100))
     queue.waiting = [task(), Permit(first.job)]
@@ -131,7 +131,7 @@ def test_an_offered_reply_is_offered_to_the_next_attempt() -> None:
 
 
 def test_an_offered_reply_is_dropped_with_its_round() -> None:
-    queue, conversation = begun(Link())
+    queue, conversation = begun(KnownServer())
     first = begun_task(queue, conversation)
     conversation.reply(first, finished(first, 100))
     queue.waiting = [task(2), Permit(first.job)]
@@ -140,7 +140,7 @@ def test_an_offered_reply_is_dropped_with_its_round() -> None:
 
 
 def test_a_reply_after_the_deadline_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    queue, conversation = begun(Link())
+    queue, conversation = begun(KnownServer())
     with caplog.at_level(logging.WARNING):
         for number, deadline in ((1, 0.0), (2, 0.0), (3, 1e9), (4, 0.0)):
             queue.waiting = [task(number, deadline=deadline)]

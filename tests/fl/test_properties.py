@@ -25,7 +25,7 @@ US: Properties
 EU, US = {"region": "eu", "memory_mb": 512}, {"region": "us", "memory_mb": 4096}
 
 
-class Kind(enum.StrEnum):
+class FrameKind(enum.StrEnum):
     CAMERA = "camera"
 
 
@@ -43,7 +43,7 @@ class Kind(enum.StrEnum):
         ({"a": 2**63}, "p: 'a': 9223372036854775808"),
         ({"a": [1]}, r"p: 'a': \[1\]"),
         ({"a": None}, "p: 'a': None"),
-        ({"a": Kind.CAMERA}, "p: 'a': <Kind.CAMERA: 'camera'>"),
+        ({"a": FrameKind.CAMERA}, "p: 'a': <FrameKind.CAMERA: 'camera'>"),
     ],
 )
 def test_wrong_properties_are_named(properties: Any, said: str) -> None:

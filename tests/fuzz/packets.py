@@ -8,27 +8,27 @@ from typing import Any
 
 from netq.errors import ProtocolError
 from netq.mqtt import packet
-from netq.mqtt.packet import FROM_CLIENT, FROM_SERVER, Kind
+from netq.mqtt.packet import FROM_CLIENT, FROM_SERVER, PacketKind
 
 GROUP = "01" * packet.GROUP_SIZE
-READ: dict[Kind, Callable[[packet.Packet], Any]] = {
-    Kind.OPEN: packet.read_opening,
-    Kind.WELCOME: packet.read_opening,
-    Kind.BLOCK: packet.read_reference,
-    Kind.JOIN: packet.read_group,
-    Kind.JOINED: packet.read_group,
-    Kind.LEAVE: packet.read_group,
-    Kind.RESET: packet.read_reason,
+READ: dict[PacketKind, Callable[[packet.Packet], Any]] = {
+    PacketKind.OPEN: packet.read_opening,
+    PacketKind.WELCOME: packet.read_opening,
+    PacketKind.BLOCK: packet.read_reference,
+    PacketKind.JOIN: packet.read_group,
+    PacketKind.JOINED: packet.read_group,
+    PacketKind.LEAVE: packet.read_group,
+    PacketKind.RESET: packet.read_reason,
 }
 BODIES = {
-    Kind.OPEN: packet.opening(1000),
-    Kind.WELCOME: packet.opening(1000, bytes(packet.INSTANCE_SIZE)),
-    Kind.BLOCK: packet.reference(GROUP, 5) + b"before",
-    **dict.fromkeys((Kind.JOIN, Kind.JOINED, Kind.LEAVE), bytes.fromhex(GROUP)),
-    **dict.fromkeys((Kind.DATA, Kind.RESET), b"text"),
+    PacketKind.OPEN: packet.opening(1000),
+    PacketKind.WELCOME: packet.opening(1000, bytes(packet.INSTANCE_SIZE)),
+    PacketKind.BLOCK: packet.reference(GROUP, 5) + b"before",
+    **dict.fromkeys((PacketKind.JOIN, PacketKind.JOINED, PacketKind.LEAVE), bytes.fromhex(GROUP)),
+    **dict.fromkeys((PacketKind.DATA, PacketKind.RESET), b"text"),
 }
 SEEDS = [
-    *[b"\0" + packet.header(kind, 0, 0, 5) + BODIES.get(kind, b"") for kind in Kind],
+    *[b"\0" + packet.header(kind, 0, 0, 5) + BODIES.get(kind, b"") for kind in PacketKind],
     b"\1" + packet.block(7) + b"content",
     b"\2" + packet.hello(bytes(packet.INSTANCE_SIZE), here=True) + bytes(2 * packet.NONCE_SIZE),
     b"\3" + bytes(packet.NONCE_SIZE),
@@ -43,7 +43,7 @@ def run(data: bytes) -> None:
 
 
 def _packet(payload: bytes) -> None:
-    for kinds in (frozenset(Kind), FROM_CLIENT, FROM_SERVER):
+    for kinds in (frozenset(PacketKind), FROM_CLIENT, FROM_SERVER):
         found = packet.decode(payload, kinds)
         assert found.kind in kinds
         assert packet.header(*found[:4]) + bytes(found.body) == payload

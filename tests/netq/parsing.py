@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from netq.protocol.wire import Frame, Kind, Reader
+from netq.protocol.wire import Frame, FrameKind, Reader
 
 
 class Parser(Reader):
@@ -26,5 +26,5 @@ class Parser(Reader):
             buffer[: len(piece)] = piece
             data = data[len(piece) :]
             for frame in self.advance(len(piece)):
-                assert frame.kind is Kind.MSG or frame.body == self._last
+                assert frame.kind is FrameKind.MSG or frame.body == self._last
                 yield frame._replace(body=bytes(self._last))

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from netq.mqtt import packet
 from netq.mqtt.congestion import CongestionControl
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 from netq.mqtt.topic import new_id
 from netq.mqtt.window import Window
 from netq.protocol.sender import Sealed
@@ -46,7 +46,7 @@ class Member(Protocol):
     window: Window
     congestion: CongestionControl
 
-    def send_control(self, kind: Kind, group: str) -> None:
+    def send_control(self, kind: PacketKind, group: str) -> None:
         """Send JOIN or LEAVE."""
 
     def wake(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from netq.mqtt.multicast.group import TICKS, UNICAST, Block, Group, Member
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 
 MIN_SIZE_TO_WAIT = 1024 * 1024  # bytes; smaller messages do not wait for members whose packets still grow
 MAX_GROUPS = 4  # groups kept; the protocol allows a client 8
@@ -96,7 +96,7 @@ class Groups:
             self._evict(next(iter(self._groups)))
         group = Group(members, self._publish)
         for member in members:
-            member.send_control(Kind.JOIN, group.id)
+            member.send_control(PacketKind.JOIN, group.id)
         return group
 
     def _evict(self, members: frozenset[Member]) -> None:
@@ -113,7 +113,7 @@ class Groups:
     def _dissolve(self, members: frozenset[Member]) -> None:
         group = self._groups.pop(members)
         for member in members:
-            member.send_control(Kind.LEAVE, group.id)
+            member.send_control(PacketKind.LEAVE, group.id)
         group.wake()
 
     def _schedule_tick(self) -> None:

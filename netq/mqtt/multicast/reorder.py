@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from netq.errors import ProtocolError
 from netq.mqtt import packet
-from netq.mqtt.packet import Kind, Packet
+from netq.mqtt.packet import Packet, PacketKind
 
 MAX_BLOCKS = 16  # blocks kept of a group; twice the number that a server may have outstanding
 _GROUPS = 8  # groups of one link
@@ -50,9 +50,9 @@ class Receiver:
         self._unsubscribe = unsubscribe
         self._buffers: dict[str, ReorderBuffer] = {}
 
-    def control(self, kind: Kind, group: str) -> None:
+    def control(self, kind: PacketKind, group: str) -> None:
         """Process JOIN or LEAVE; raises ProtocolError."""
-        if kind is Kind.JOIN:
+        if kind is PacketKind.JOIN:
             if len(self._buffers) >= _GROUPS or group in self._buffers:
                 raise ProtocolError(f"JOIN of {group}: one group too many")
             self._buffers[group] = ReorderBuffer()
@@ -77,4 +77,4 @@ class Receiver:
     def close(self) -> None:
         """Leave all groups: the link has ended."""
         for group in list(self._buffers):
-            self.control(Kind.LEAVE, group)
+            self.control(PacketKind.LEAVE, group)

@@ -13,7 +13,7 @@ import pytest
 import fl
 from fl.compression.auto import choose
 from fl.compression.packed import Packed
-from fl.conversation import Link
+from fl.conversation import KnownServer
 from fl.messages import Job, Task, Update
 from fl.trainer import Trainer
 from tests.fl.federation import Federation, at
@@ -86,7 +86,7 @@ def test_what_one_packing_left_out_is_sent_by_the_next(monkeypatch: pytest.Monke
 
 
 def test_rate_is_without_the_round_trip() -> None:
-    link = Link()
+    link = KnownServer()
     link.measured(1000, 0.5, None)
     assert link.rate == 2000
     link.measured(1000, 0.5, 0.25)

@@ -8,43 +8,43 @@ from collections.abc import Iterable
 import pytest
 
 from fl.messages import Job
-from fl.server.member import TRANSITIONS, Asked, Event, Member, Owed, Session, State
+from fl.server.member import TRANSITIONS, Asked, Member, MemberEvent, MemberSession, MemberState, Owed
 from tests.fl.federation import A
 
-FREE = {State.IDLE, State.COUNTED, State.SKIPPED, State.FAILED, State.LATE}
-AT_WORK = {State.ASKED, State.OFFERED, State.PERMITTED}
-BUSY = AT_WORK | {State.ARRIVED}
+FREE = {MemberState.IDLE, MemberState.COUNTED, MemberState.SKIPPED, MemberState.FAILED, MemberState.LATE}
+AT_WORK = {MemberState.ASKED, MemberState.OFFERED, MemberState.PERMITTED}
+BUSY = AT_WORK | {MemberState.ARRIVED}
 JOB, OTHER = Job(1, 2, "train"), Job(1, 3, "train")
 
-LEGAL: dict[Event, tuple[Iterable[State], State]] = {
-    Event.ASK: (FREE, State.ASKED),
-    Event.OFFER: ({State.ASKED, State.PERMITTED}, State.OFFERED),
-    Event.PERMIT: ({State.OFFERED}, State.PERMITTED),
-    Event.REPLY: (AT_WORK, State.ARRIVED),
-    Event.COUNT: ({State.ARRIVED}, State.COUNTED),
-    Event.SKIP: ({State.ARRIVED}, State.SKIPPED),
-    Event.FAIL: (BUSY, State.FAILED),
-    Event.EXPIRE: (AT_WORK, State.LATE),
+LEGAL: dict[MemberEvent, tuple[Iterable[MemberState], MemberState]] = {
+    MemberEvent.ASK: (FREE, MemberState.ASKED),
+    MemberEvent.OFFER: ({MemberState.ASKED, MemberState.PERMITTED}, MemberState.OFFERED),
+    MemberEvent.PERMIT: ({MemberState.OFFERED}, MemberState.PERMITTED),
+    MemberEvent.REPLY: (AT_WORK, MemberState.ARRIVED),
+    MemberEvent.COUNT: ({MemberState.ARRIVED}, MemberState.COUNTED),
+    MemberEvent.SKIP: ({MemberState.ARRIVED}, MemberState.SKIPPED),
+    MemberEvent.FAIL: (BUSY, MemberState.FAILED),
+    MemberEvent.EXPIRE: (AT_WORK, MemberState.LATE),
 }
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
-def test_each_event_in_each_state(state: State, event: Event) -> None:
+@pytest.mark.parametrize("state", MemberState)
+@pytest.mark.parametrize("event", MemberEvent)
+def test_each_event_in_each_state(state: MemberState, event: MemberEvent) -> None:
     found = TRANSITIONS[event].get(state)
-    if event is Event.FORGET:
-        assert found is (State.IDLE if state in BUSY else state)
-    elif event is Event.END:
-        assert found is (State.ASKED if state in AT_WORK else state)
+    if event is MemberEvent.FORGET:
+        assert found is (MemberState.IDLE if state in BUSY else state)
+    elif event is MemberEvent.END:
+        assert found is (MemberState.ASKED if state in AT_WORK else state)
     else:
         legal, after = LEGAL[event]
         assert found is (after if state in legal else None)
 
 
-@pytest.mark.parametrize("event", [Event.COUNT, Event.SKIP, Event.FAIL, Event.FORGET])
-def test_a_free_member_has_no_task(event: Event) -> None:
+@pytest.mark.parametrize("event", [MemberEvent.COUNT, MemberEvent.SKIP, MemberEvent.FAIL, MemberEvent.FORGET])
+def test_a_free_member_has_no_task(event: MemberEvent) -> None:
     member = asked()
-    member.on(Event.REPLY)
+    member.on(MemberEvent.REPLY)
     assert member.has(JOB)
     member.on(event)
     assert (member.task, member.has(JOB)) == (None, False)
@@ -52,7 +52,7 @@ def test_a_free_member_has_no_task(event: Event) -> None:
 
 def asked() -> Member:
     member = Member(A)
-    member.on(Event.ASK)
+    member.on(MemberEvent.ASK)
     member.task = Asked(JOB, until=10.0, is_first=True)
     member.owed.append(Owed(JOB, since=1.0, allowed=100))
     return member
@@ -60,12 +60,12 @@ def asked() -> Member:
 
 def test_an_offer_ends_with_its_session_and_the_task_stays() -> None:
     member = asked()
-    member.on(Event.OFFER)
+    member.on(MemberEvent.OFFER)
     assert member.task is not None
     member.task.has_offered_again = True
     member.session.is_visitor = True
     member.end_session()
-    assert (member.state, member.session) == (State.ASKED, Session())
+    assert (member.state, member.session) == (MemberState.ASKED, MemberSession())
     assert member.has(JOB)
     assert not member.task.has_offered_again
 

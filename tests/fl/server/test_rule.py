@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fl.server.rule import Progress, RoundRule
+from fl.server.rule import RoundRule, RoundState
 
 TRAIN = RoundRule(enough=3, needed=2, close_early=True)
 EVALUATE = RoundRule(enough=4, needed=2, needs_own=True, close_early=True)
@@ -21,8 +21,8 @@ def progress(
     *,
     updates: int = 0,
     others: bool = True,
-) -> Progress:
-    return Progress(waiting, in_time, in_time + late, updates, overdue)
+) -> RoundState:
+    return RoundState(waiting, in_time, in_time + late, updates, overdue)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def progress(
         (progress(waiting=3, in_time=1, overdue=10.0), False),  # overdue, and needed
     ],
 )
-def test_a_training_ends(found: Progress, *, is_complete: bool) -> None:
+def test_a_training_ends(found: RoundState, *, is_complete: bool) -> None:
     assert TRAIN.is_complete(found, now=10.0) is is_complete
 
 
@@ -53,7 +53,7 @@ def test_a_training_ends(found: Progress, *, is_complete: bool) -> None:
         (progress(waiting=3, in_time=1, overdue=10.0), False),
     ],
 )
-def test_an_evaluation_ends(found: Progress, *, is_complete: bool) -> None:
+def test_an_evaluation_ends(found: RoundState, *, is_complete: bool) -> None:
     assert EVALUATE.is_complete(found, now=10.0) is is_complete
 
 

@@ -29,7 +29,7 @@ import netq
 from netq import CommunicatorOptions, ConnectionOptions, Purpose, SerializationOptions
 from netq.errors import Absent, Busy, Closed, Failed, InvalidOption, NotPermitted, SecurityError, Unreadable
 from netq.exchange import Client, Exchange, Permission
-from netq.exchange.envelope import Envelope, Kind
+from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.testing.fixtures import LIMIT
 from netq.testing.log import LogHandler, LogRecorder
 from netq.utils.stream import Stream
@@ -388,13 +388,13 @@ def test_job_without_a_worker_tells_the_exchange_again() -> None:
     with plain_server() as server, Client(options_at(server.netloc)) as client:
         client.subscribe("a")
         peer, _ = server.get(timeout=LIMIT)
-        server.put(Envelope(Kind.JOB, 7, "q"), peer)
+        server.put(Envelope(EnvelopeKind.JOB, 7, "q"), peer)
         found = [server.get(timeout=LIMIT).data]
-        while found[-1].kind is not Kind.RETURN:  # the subscription came twice, if the session began after it
+        while found[-1].kind is not EnvelopeKind.RETURN:  # the subscription came twice, if the session began after it
             found.append(server.get(timeout=LIMIT).data)
         assert [(each.kind, each.name, each.detail) for each in found[-2:]] == [
-            (Kind.WORK, "q", 0),
-            (Kind.RETURN, "", 0),
+            (EnvelopeKind.WORK, "q", 0),
+            (EnvelopeKind.RETURN, "", 0),
         ]
         client.close(0)
 
@@ -577,10 +577,10 @@ def test_call_of_a_service_that_has_ended_is_refused() -> None:
     with plain_server() as server, Client(options_at(server.netloc)) as client:
         client.subscribe("a")
         peer, _ = server.get(timeout=LIMIT)
-        server.put(Envelope(Kind.REQUEST, 7, "s"), peer)
-        while (answer := server.get(timeout=LIMIT).data).kind is Kind.SUBSCRIBE:
+        server.put(Envelope(EnvelopeKind.REQUEST, 7, "s"), peer)
+        while (answer := server.get(timeout=LIMIT).data).kind is EnvelopeKind.SUBSCRIBE:
             pass
-        assert (answer.kind, answer.number, answer.detail) == (Kind.REFUSED, 7, 1)
+        assert (answer.kind, answer.number, answer.detail) == (EnvelopeKind.REFUSED, 7, 1)
         client.close(0)
 
 
@@ -610,7 +610,7 @@ def test_unreadable_names_topic_and_sender(site: Site) -> None:
     exchange = site.exchange()
     client, raw = site.client(exchange), site.raw(exchange)
     done(client.subscribe("a"))
-    raw.put(Envelope(Kind.PUBLISH, 1, "a", data=Stream([b"no pickle"])).pack())
+    raw.put(Envelope(EnvelopeKind.PUBLISH, 1, "a", data=Stream([b"no pickle"])).pack())
     with pytest.raises(Unreadable) as caught:
         client.get(LIMIT)
     assert str(caught.value).startswith(f"'a': data of {raw.id} cannot be loaded: ")

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netq.errors import Unreadable
-from netq.exchange.envelope import Envelope, Kind
+from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.utils.stream import Stream
 
 
 @given(
-    st.sampled_from(Kind),
+    st.sampled_from(EnvelopeKind),
     st.integers(0, 2**64 - 1),
     st.text(max_size=100),
     st.uuids(),
@@ -23,7 +23,7 @@ from netq.utils.stream import Stream
     st.lists(st.binary(max_size=200) | st.binary(min_size=3000, max_size=5000), max_size=3),
 )
 def test_message_comes_as_it_went(
-    kind: Kind, number: int, name: str, peer: uuid.UUID, code: int, detail: int, data: list[bytes]
+    kind: EnvelopeKind, number: int, name: str, peer: uuid.UUID, code: int, detail: int, data: list[bytes]
 ) -> None:
     if any("\ud800" <= character <= "\udfff" for character in name):
         return
@@ -39,14 +39,14 @@ def test_message_comes_as_it_went(
 @pytest.mark.parametrize(("data", "zeros"), [(b"data", 0), (bytes(4062), 0), (bytes(4063), 30), (bytes(100_000), 30)])
 def test_layout_is_that_of_the_documentation(data: bytes, zeros: int) -> None:
     id = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
-    packed = bytes(Envelope(Kind.JOB, 7, "ä", id, 1, 2, Stream([data])).pack())
+    packed = bytes(Envelope(EnvelopeKind.JOB, 7, "ä", id, 1, 2, Stream([data])).pack())
     head = "11 01 0200 02000000 0700000000000000 00112233445566778899aabbccddeeff c3a4"
     assert packed == bytes.fromhex(head) + bytes(zeros) + data
 
 
 def test_large_data_is_not_copied() -> None:
     data = memoryview(bytearray(5000))
-    packed = Envelope(Kind.PUBLISH, 1, "topic", data=Stream([data])).pack()
+    packed = Envelope(EnvelopeKind.PUBLISH, 1, "topic", data=Stream([data])).pack()
     assert isinstance(packed, Stream)
     data[0] = 7
     found = Envelope.parse(Stream([bytes(packed)])).data
@@ -61,7 +61,7 @@ def test_any_bytes_are_a_message_or_unreadable(data: bytes) -> None:
         found = Envelope.parse(Stream([data]))
     except Unreadable:
         return
-    assert isinstance(found.kind, Kind)
+    assert isinstance(found.kind, EnvelopeKind)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import netq
 from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose, SerializationOptions
 from netq.errors import Absent, Busy, Closed, Failed, InvalidOption, NotPermitted, Refused, Unreadable
 from netq.exchange import Client, Counts, Exchange, Permission
-from netq.exchange.envelope import Envelope, Kind
+from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.testing.fixtures import LIMIT
 from netq.testing.log import LogRecorder
 from netq.utils.stream import PickleSerializer, Stream
@@ -326,8 +326,8 @@ def test_copies_beyond_a_full_queue_are_dropped_and_counted(site: Site) -> None:
     exchange = site.exchange(connection=small)
     narrow = ConnectionOptions(retry_min=0.01, retry_max=0.1, linger=0.2, window=1000)
     deaf, quick, publisher = site.raw(exchange, connection=narrow), site.client(exchange), site.client(exchange)
-    deaf.put(Envelope(Kind.SUBSCRIBE, 1, "#").pack())
-    assert deaf.get(timeout=LIMIT).data.kind is Kind.DONE  # from then on it reads nothing
+    deaf.put(Envelope(EnvelopeKind.SUBSCRIBE, 1, "#").pack())
+    assert deaf.get(timeout=LIMIT).data.kind is EnvelopeKind.DONE  # from then on it reads nothing
     done(quick.subscribe("#"))
     for number in range(50):
         done(publisher.publish("a", number))
@@ -339,7 +339,7 @@ def test_copies_beyond_a_full_queue_are_dropped_and_counted(site: Site) -> None:
     figures = exchange.statistics()
     assert (figures.published, figures.copies, figures.dropped) == (51, 102, 51 - len(received))
     assert 21 <= len(received) <= 25
-    assert {each.kind for each in received} == {Kind.PUBLICATION}
+    assert {each.kind for each in received} == {EnvelopeKind.PUBLICATION}
 
 
 def test_slow_subscriber_loses_the_oldest_and_delays_nobody(site: Site) -> None:
@@ -374,7 +374,7 @@ def test_data_that_cannot_be_loaded_is_unreadable(site: Site) -> None:
     exchange = site.exchange()
     client, raw = site.client(exchange), site.raw(exchange)
     done(client.subscribe("a"))
-    raw.put(Envelope(Kind.PUBLISH, 1, "a", data=Stream([b"no pickle"])).pack())
+    raw.put(Envelope(EnvelopeKind.PUBLISH, 1, "a", data=Stream([b"no pickle"])).pack())
     with pytest.raises(Unreadable) as caught:
         client.get(LIMIT)
     assert caught.value.peer == raw.id
@@ -385,14 +385,14 @@ def test_hostile_client_is_refused_and_harms_nobody(site: Site, log: LogRecorder
     client, raw = site.client(exchange), site.raw(exchange)
     for junk in (b"", bytes(64), b"\xff" * 200):
         raw.put(junk)
-    for number, kind in enumerate(Kind, 1):
+    for number, kind in enumerate(EnvelopeKind, 1):
         raw.put(Envelope(kind, number, "a\0b", detail=1).pack())
     answers = {}
-    while Kind.SERVE not in answers:
+    while EnvelopeKind.SERVE not in answers:
         envelope = raw.get(timeout=LIMIT).data
-        answers[list(Kind)[envelope.number - 1]] = (envelope.kind, bytes(envelope.data).decode())
-    assert answers[Kind.PUSH] == (Kind.REFUSED, "push: 'a\\x00b': expected no null character")
-    assert answers[Kind.UNSUBSCRIBE][0] is Kind.DONE
+        answers[list(EnvelopeKind)[envelope.number - 1]] = (envelope.kind, bytes(envelope.data).decode())
+    assert answers[EnvelopeKind.PUSH] == (EnvelopeKind.REFUSED, "push: 'a\\x00b': expected no null character")
+    assert answers[EnvelopeKind.UNSUBSCRIBE][0] is EnvelopeKind.DONE
     done(client.subscribe("#"), client.publish("a", 1))
     assert client.get(LIMIT).data == 1
     assert len(log.having("a message cannot be read, and is dropped")) == 1
@@ -405,9 +405,9 @@ def test_answers_of_others_do_not_count(site: Site) -> None:
     worker = client.jobs("a")
     future = producer.push("a", 1)
     job = worker.get(LIMIT)
-    for kind in (Kind.DONE, Kind.REFUSED, Kind.REPLY, Kind.RETURN):
+    for kind in (EnvelopeKind.DONE, EnvelopeKind.REFUSED, EnvelopeKind.REPLY, EnvelopeKind.RETURN):
         raw.put(Envelope(kind, job._envelope.number).pack())
-    raw.put(Envelope(Kind.SERVE, 9, "b").pack())
+    raw.put(Envelope(EnvelopeKind.SERVE, 9, "b").pack())
     assert raw.get(timeout=LIMIT).data.number == 9
     assert not future.done()
     assert exchange.statistics().queues == {"a": Counts(0, 1, 1)}

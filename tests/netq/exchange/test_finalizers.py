@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from netq.exchange import Client
-from netq.exchange.envelope import Envelope, Kind
+from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.testing.fixtures import LIMIT
 from tests.netq.exchange.finalizers import run
 from tests.netq.exchange.test_exchange import Site, done
@@ -23,7 +23,7 @@ WAYS: dict[str, Callable[[Client], Any]] = {
     "call": lambda client: client.call("s", 1),
     "send": lambda client: client.send(client.id, 1),
     "subscribe": lambda client: client.subscribe("t"),
-    "put": lambda client: client._uplink.queue.put(Envelope(Kind.RETURN)),
+    "put": lambda client: client._uplink.queue.put(Envelope(EnvelopeKind.RETURN)),
 }
 
 

@@ -16,7 +16,7 @@ from netq import ConnectionOptions
 from netq.core import Communicator
 from netq.errors import Absent, Busy, Failed
 from netq.exchange import Client, Exchange
-from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
+from netq.exchange.envelope import UP_TO, Envelope, EnvelopeKind, Refusal
 from netq.exchange.publications import Publications
 from netq.testing.fixtures import LIMIT
 from netq.testing.log import LogRecorder
@@ -51,9 +51,9 @@ def let_it_read(client: Client) -> None:
 
 
 WANTED = (
-    Envelope(Kind.SUBSCRIBE, 1, "t"),
-    Envelope(Kind.SERVE, 2, "s", detail=1),
-    Envelope(Kind.WORK, 3, "q", detail=1),
+    Envelope(EnvelopeKind.SUBSCRIBE, 1, "t"),
+    Envelope(EnvelopeKind.SERVE, 2, "s", detail=1),
+    Envelope(EnvelopeKind.WORK, 3, "q", detail=1),
 )
 
 
@@ -65,18 +65,22 @@ def test_what_the_next_session_of_an_id_asks_holds(site: Site) -> None:
         first.close(LIMIT)
         second = site.raw(exchange, id)
         ask(second, *WANTED)
-    assert [each.kind for each in answers(second, 3)] == [Kind.DONE] * 3
+    assert [each.kind for each in answers(second, 3)] == [EnvelopeKind.DONE] * 3
     done(other.publish("t", 1))
     future = other.push("q", 1)
     other.call("s", 1)
-    assert {each.kind for each in answers(second, 3)} == {Kind.PUBLICATION, Kind.JOB, Kind.REQUEST}
+    assert {each.kind for each in answers(second, 3)} == {
+        EnvelopeKind.PUBLICATION,
+        EnvelopeKind.JOB,
+        EnvelopeKind.REQUEST,
+    }
     assert not future.done()
 
 
 def test_what_was_unread_at_the_end_of_a_session_stays_not(site: Site) -> None:
     exchange = site.exchange()
     raw, other = site.raw(exchange), site.client(exchange)
-    ask(raw, Envelope(Kind.UNSUBSCRIBE, 1, "t"))
+    ask(raw, Envelope(EnvelopeKind.UNSUBSCRIBE, 1, "t"))
     done(other.publish("else", 1))
     with exchange._lock:
         ask(raw, *WANTED)
@@ -90,7 +94,7 @@ def test_what_was_unread_at_the_end_of_a_session_stays_not(site: Site) -> None:
 def test_session_that_ended_unread_costs_a_job_no_try(site: Site) -> None:
     exchange = site.exchange(tries=1)
     raw, other = site.raw(exchange), site.client(exchange)
-    ask(raw, Envelope(Kind.UNSUBSCRIBE, 1, "t"))
+    ask(raw, Envelope(EnvelopeKind.UNSUBSCRIBE, 1, "t"))
     done(other.publish("else", 1))
     with exchange._lock:
         future = other.push("q", 1)
@@ -119,13 +123,13 @@ def test_publications_are_acknowledged_while_messages_come() -> None:
     client = uuid.uuid4()
     begin = time.monotonic()
     for number in (1, 2):
-        publications.send(client, Envelope(Kind.PUBLISH, number, "t"), ())
+        publications.send(client, Envelope(EnvelopeKind.PUBLISH, number, "t"), ())
     publications.acknowledge(begin)
-    publications.send(client, Envelope(Kind.PUBLISH, 3, "t"), ())
+    publications.send(client, Envelope(EnvelopeKind.PUBLISH, 3, "t"), ())
     publications.acknowledge(begin)  # too soon
-    assert queue.sent == [(client, Envelope(Kind.DONE, 2, code=UP_TO))]
+    assert queue.sent == [(client, Envelope(EnvelopeKind.DONE, 2, code=UP_TO))]
     publications.acknowledge(math.inf)
-    assert queue.sent[1:] == [(client, Envelope(Kind.DONE, 3, code=UP_TO))]
+    assert queue.sent[1:] == [(client, Envelope(EnvelopeKind.DONE, 3, code=UP_TO))]
     assert not publications.to_acknowledge
 
 
@@ -133,11 +137,11 @@ def test_publications_are_acknowledged_while_messages_come() -> None:
 def test_flood_of_a_client_delays_no_acknowledgement(site: Site) -> None:
     exchange, count = site.exchange(), 20_000
     raw, other = site.raw(exchange), site.client(exchange)
-    ask(raw, Envelope(Kind.UNSUBSCRIBE, 1, "t"))
+    ask(raw, Envelope(EnvelopeKind.UNSUBSCRIBE, 1, "t"))
     done(other.publish("else", 1))
     seen: list[int] = []
     with exchange._lock:
-        ask(raw, *[Envelope(Kind.PUBLISH, number, "t") for number in range(1, count + 1)])
+        ask(raw, *[Envelope(EnvelopeKind.PUBLISH, number, "t") for number in range(1, count + 1)])
         future = other.publish("else", 2)
         future.add_done_callback(lambda future: seen.append(exchange.statistics().published))
     done(future)
@@ -149,7 +153,7 @@ def test_client_that_never_reads_is_ended(site: Site, log: LogRecorder) -> None:
     exchange = site.exchange(answers=100)
     raw, other = site.raw(exchange, connection=SMALL), site.client(exchange)
     for number in range(5000):
-        raw.put(Envelope(Kind.UNSUBSCRIBE, number, "t").pack())
+        raw.put(Envelope(EnvelopeKind.UNSUBSCRIBE, number, "t").pack())
     line = log.wait("does not read")
     assert line == f"{raw.id}: does not read: 100 messages wait for it (answers); ended"
     done(other.send(other.id, "after all"))
@@ -159,12 +163,12 @@ def test_answers_beyond_queue_bytes_are_refused(site: Site) -> None:
     exchange = site.exchange(connection=ConnectionOptions(queue_bytes=100_000))
     raw, server = site.raw(exchange, connection=SMALL), site.client(exchange)
     done(server.serve("large", lambda data: bytes(80_000)))
-    calls = [Envelope(Kind.CALL, number, "large", data=PICKLE.dump(1)) for number in range(1, 11)]
+    calls = [Envelope(EnvelopeKind.CALL, number, "large", data=PICKLE.dump(1)) for number in range(1, 11)]
     ask(raw, *calls)
     let_it_read(server)
     found = answers(raw, 10)
     assert sorted(each.number for each in found) == list(range(1, 11))
-    refused = [each for each in found if each.kind is Kind.REFUSED]
+    refused = [each for each in found if each.kind is EnvelopeKind.REFUSED]
     assert refused
     assert {each.code for each in refused} == {Refusal.FULL}
     reason = bytes(refused[0].data or b"").decode()
@@ -175,7 +179,7 @@ def test_answers_beyond_queue_bytes_are_refused(site: Site) -> None:
 def test_messages_keep_their_order_when_a_queue_is_full(site: Site) -> None:
     exchange = site.exchange(connection=ConnectionOptions(queue_bytes=1_000_000))
     sender, raw = site.client(exchange), site.raw(exchange, connection=SMALL)
-    ask(raw, Envelope(Kind.UNSUBSCRIBE, 1, "t"))
+    ask(raw, Envelope(EnvelopeKind.UNSUBSCRIBE, 1, "t"))
     raw.get(timeout=LIMIT)
     futures = [sender.send(raw.id, (number, bytes(300_000 * (number % 2)))) for number in range(30)]
     let_it_read(sender)
@@ -184,7 +188,7 @@ def test_messages_keep_their_order_when_a_queue_is_full(site: Site) -> None:
     for _ in range(len(futures) - len(refused)):
         request = raw.get(timeout=LIMIT).data
         came.append(PICKLE.load(request.data)[0])
-        raw.put(Envelope(Kind.REPLY, request.number).pack(), lane=1)
+        raw.put(Envelope(EnvelopeKind.REPLY, request.number).pack(), lane=1)
     assert refused
     assert came == sorted(set(range(30)) - set(refused))
     done(*[futures[number] for number in came])
@@ -193,11 +197,11 @@ def test_messages_keep_their_order_when_a_queue_is_full(site: Site) -> None:
 def test_worker_cannot_forge_what_the_exchange_says(site: Site) -> None:
     exchange = site.exchange()
     raw, producer = site.raw(exchange), site.client(exchange)
-    ask(raw, Envelope(Kind.WORK, 1, "q", detail=1))
+    ask(raw, Envelope(EnvelopeKind.WORK, 1, "q", detail=1))
     raw.get(timeout=LIMIT)
     future = producer.push("q", 1)
     job = raw.get(timeout=LIMIT).data
-    forged = Envelope(Kind.DONE, job.number, "name", uuid.uuid4(), UP_TO, 7, Stream([b"data"]))
+    forged = Envelope(EnvelopeKind.DONE, job.number, "name", uuid.uuid4(), UP_TO, 7, Stream([b"data"]))
     raw.put(forged.pack(), lane=1)
     done(future)
 
@@ -219,7 +223,7 @@ def test_names_of_a_client_are_bounded_and_can_be_withdrawn(site: Site) -> None:
 def test_message_to_a_client_that_was_lost_fails(site: Site) -> None:
     exchange = site.exchange()
     lost, other = site.raw(exchange), site.client(exchange)
-    ask(lost, Envelope(Kind.UNSUBSCRIBE, 1, "t"))
+    ask(lost, Envelope(EnvelopeKind.UNSUBSCRIBE, 1, "t"))
     lost.close(0)  # without a goodbye: its session waits for it
     future: Future[Any] = other.send(lost.id, 1)
     assert isinstance(error(future), Absent)
@@ -243,12 +247,12 @@ def test_defect_of_the_exchange_costs_one_message(
 def test_copy_that_is_too_large_is_counted_and_logged(site: Site, log: LogRecorder) -> None:
     exchange = site.exchange()
     publisher, raw = site.client(exchange), site.raw(exchange, connection=ConnectionOptions(message_size=10_000))
-    ask(raw, Envelope(Kind.SUBSCRIBE, 1, "t"))
+    ask(raw, Envelope(EnvelopeKind.SUBSCRIBE, 1, "t"))
     raw.get(timeout=LIMIT)
     for _ in range(2):
         done(publisher.publish("t", bytes(20_000)))
     done(publisher.publish("t", 1))
-    assert raw.get(timeout=LIMIT).data.kind is Kind.PUBLICATION  # the drops were counted before
+    assert raw.get(timeout=LIMIT).data.kind is EnvelopeKind.PUBLICATION  # the drops were counted before
     assert exchange.statistics().dropped == 2
     assert len(log.having("this publication and further ones of such a size are dropped for it")) == 1
 

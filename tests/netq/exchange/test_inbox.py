@@ -7,17 +7,17 @@ import uuid
 import pytest
 
 from netq.errors import Closed
-from netq.exchange.envelope import Envelope, Kind
+from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.exchange.inbox import Inbox
 from netq.utils.stream import Stream
 
 
-def envelope(kind: Kind, name: str, size: int = 0) -> Envelope:
+def envelope(kind: EnvelopeKind, name: str, size: int = 0) -> Envelope:
     return Envelope(kind, name=name, data=Stream([bytes(size)]))
 
 
 def publications(inbox: Inbox, *sizes: int) -> None:
-    inbox.add_publications([envelope(Kind.PUBLICATION, str(size), size) for size in sizes])
+    inbox.add_publications([envelope(EnvelopeKind.PUBLICATION, str(size), size) for size in sizes])
 
 
 def taken(inbox: Inbox) -> list[str]:
@@ -48,12 +48,14 @@ def test_publication_larger_than_the_inbox_takes_all_of_it() -> None:
 
 def test_message_is_refused_and_never_dropped() -> None:
     inbox = Inbox(2, 100)
-    assert inbox.add_message(envelope(Kind.REQUEST, "first", 60)) == ""
-    assert inbox.add_message(envelope(Kind.REQUEST, "large", 60)) == "its inbox has 60 of 100 bytes (inbox_memory)"
+    assert inbox.add_message(envelope(EnvelopeKind.REQUEST, "first", 60)) == ""
+    assert (
+        inbox.add_message(envelope(EnvelopeKind.REQUEST, "large", 60)) == "its inbox has 60 of 100 bytes (inbox_memory)"
+    )
     publications(inbox, 60)
     assert inbox.dropped == 1
-    assert inbox.add_message(envelope(Kind.REQUEST, "second")) == ""
-    assert inbox.add_message(envelope(Kind.REQUEST, "third")) == "its inbox has 2 messages"
+    assert inbox.add_message(envelope(EnvelopeKind.REQUEST, "second")) == ""
+    assert inbox.add_message(envelope(EnvelopeKind.REQUEST, "third")) == "its inbox has 2 messages"
     assert taken(inbox) == ["first", "second"]
 
 

@@ -16,7 +16,7 @@ import pytest
 import netq
 from netq.core import Communicator
 from netq.errors import Busy, Closed, QueueFull
-from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
+from netq.exchange.envelope import UP_TO, Envelope, EnvelopeKind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
 from netq.exchange.uplink import Uplink
 from netq.runtime.undelivered import Undelivered
@@ -74,22 +74,22 @@ def uplink(queue: Queue) -> Uplink:
 def test_answer_is_sent_again_when_the_queue_was_full() -> None:
     queue = Queue(QueueFull(None, "3 messages (queue_size)"), QueueFull(None, "3 messages (queue_size)"))
     made = uplink(queue)
-    made.answer(Envelope(Kind.JOB, 7, "q"), Envelope(Kind.DONE))
-    made.answer(Envelope(Kind.JOB, 8, "q"), Envelope(Kind.RETURN))
+    made.answer(Envelope(EnvelopeKind.JOB, 7, "q"), Envelope(EnvelopeKind.DONE))
+    made.answer(Envelope(EnvelopeKind.JOB, 8, "q"), Envelope(EnvelopeKind.RETURN))
     made.send_again()
     found = [queue.put_to.get(timeout=LIMIT) for _ in range(4)]
     assert [(envelope.kind, envelope.number, lane) for envelope, lane in found] == [
-        (Kind.DONE, 7, 1),
-        (Kind.RETURN, 8, 0),
-        (Kind.DONE, 7, 1),
-        (Kind.RETURN, 8, 0),
+        (EnvelopeKind.DONE, 7, 1),
+        (EnvelopeKind.RETURN, 8, 0),
+        (EnvelopeKind.DONE, 7, 1),
+        (EnvelopeKind.RETURN, 8, 0),
     ]
 
 
 def test_wish_is_told_again_when_the_queue_was_full() -> None:
     queue = Queue()
     made = uplink(queue)
-    made.want(Envelope(Kind.SUBSCRIBE, name="a"))
+    made.want(Envelope(EnvelopeKind.SUBSCRIBE, name="a"))
     queue.errors = [QueueFull(None, "3 messages (queue_size)")]
     made.session_begins()
     made.send_again()
@@ -109,20 +109,22 @@ def test_request_fails_when_the_session_ends_while_it_is_put() -> None:
         ends.join()  # it leaves that to the thread that puts
 
     queue.before = end
-    future = made.ask(Envelope(Kind.PUSH, name="q"))
+    future = made.ask(Envelope(EnvelopeKind.PUSH, name="q"))
     assert isinstance(future.exception(LIMIT), Closed)
 
 
 def test_what_is_withdrawn_while_a_session_is_told_of_it_is_withdrawn_last() -> None:
     queue = Queue()
     made = uplink(queue)
-    made.want(Envelope(Kind.SUBSCRIBE, name="a"))
-    made.want(Envelope(Kind.SUBSCRIBE, name="b"))
+    made.want(Envelope(EnvelopeKind.SUBSCRIBE, name="a"))
+    made.want(Envelope(EnvelopeKind.SUBSCRIBE, name="b"))
 
     def withdraw() -> None:
         queue.before = lambda: None
         for name in ("a", "b"):
-            other = threading.Thread(target=made.withdraw, args=(Kind.SUBSCRIBE, Envelope(Kind.UNSUBSCRIBE, name=name)))
+            other = threading.Thread(
+                target=made.withdraw, args=(EnvelopeKind.SUBSCRIBE, Envelope(EnvelopeKind.UNSUBSCRIBE, name=name))
+            )
             other.start()
             other.join()
 
@@ -130,15 +132,15 @@ def test_what_is_withdrawn_while_a_session_is_told_of_it_is_withdrawn_last() -> 
     made.session_begins()
     found = [queue.put_to.get(timeout=LIMIT)[0] for _ in range(5)]
     assert [(each.kind, each.name) for each in found[2:]] == [
-        (Kind.SUBSCRIBE, "a"),
-        (Kind.UNSUBSCRIBE, "a"),
-        (Kind.UNSUBSCRIBE, "b"),
+        (EnvelopeKind.SUBSCRIBE, "a"),
+        (EnvelopeKind.UNSUBSCRIBE, "a"),
+        (EnvelopeKind.UNSUBSCRIBE, "b"),
     ]
 
 
 def test_refused_publications_leave_nothing() -> None:
     requests = Requests(UserCode())
-    some = [Request(Envelope(Kind.PUBLISH, name="a"), cast(Communicator, Queue())) for _ in range(10)]
+    some = [Request(Envelope(EnvelopeKind.PUBLISH, name="a"), cast(Communicator, Queue())) for _ in range(10)]
     for request in some:
         requests.add(request)
     for request in some[1:]:
@@ -157,21 +159,23 @@ def test_failure_is_handled_before_the_future_tells_it() -> None:
         seen.append((future.done(), str(error)))
         return False
 
-    future = made.ask(Envelope(Kind.WORK, name="q"), failed)
-    made.answered(Envelope(Kind.REFUSED, 1, code=Refusal.FULL))
+    future = made.ask(Envelope(EnvelopeKind.WORK, name="q"), failed)
+    made.answered(Envelope(EnvelopeKind.REFUSED, 1, code=Refusal.FULL))
     assert seen == [(False, "")]
     assert isinstance(future.exception(0), Busy)
 
 
 def test_done_up_to_a_number_settles_publications_only() -> None:
     made = uplink(Queue())
-    first, push, second = (made.ask(Envelope(kind, name="a")) for kind in (Kind.PUBLISH, Kind.PUSH, Kind.PUBLISH))
-    made.answered(Envelope(Kind.DONE, 2, code=UP_TO))
+    first, push, second = (
+        made.ask(Envelope(kind, name="a")) for kind in (EnvelopeKind.PUBLISH, EnvelopeKind.PUSH, EnvelopeKind.PUBLISH)
+    )
+    made.answered(Envelope(EnvelopeKind.DONE, 2, code=UP_TO))
     assert [future.done() for future in (first, push, second)] == [True, False, False]
 
 
 def test_callback_is_added_while_another_thread_holds_the_condition() -> None:
-    future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), list[str]()
+    future, seen = uplink(Queue()).ask(Envelope(EnvelopeKind.PUSH, name="q")), list[str]()
     holds, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -196,7 +200,7 @@ def test_callback_is_added_while_another_thread_holds_the_condition() -> None:
 
 def test_each_callback_is_called_once() -> None:
     for _ in range(300):
-        future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), SimpleQueue[int]()
+        future, seen = uplink(Queue()).ask(Envelope(EnvelopeKind.PUSH, name="q")), SimpleQueue[int]()
         settles = threading.Thread(target=future.set_result, args=(None,))
         settles.start()
         for number in range(20):
@@ -208,7 +212,7 @@ def test_each_callback_is_called_once() -> None:
 
 @pytest.mark.parametrize("fails", [lambda _: 1 // 0, lambda _: sys.exit(1)])
 def test_callback_that_fails_is_told_by_the_log_of_netq(log: LogRecorder, fails: Callable[[object], object]) -> None:
-    future, seen = uplink(Queue()).ask(Envelope(Kind.PUSH, name="q")), list[str]()
+    future, seen = uplink(Queue()).ask(Envelope(EnvelopeKind.PUSH, name="q")), list[str]()
     future.add_done_callback(fails)
     future.add_done_callback(lambda _: seen.append("called"))
     future.set_result(None)

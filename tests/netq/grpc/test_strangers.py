@@ -13,7 +13,7 @@ import pytest
 from netq.grpc._grpc import grpc
 from netq.grpc.channel_options import LIMIT as LARGEST
 from netq.grpc.channel_options import METHOD
-from netq.protocol.wire import Frame, Greeting, Kind
+from netq.protocol.wire import Frame, FrameKind, Greeting
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 
@@ -45,8 +45,8 @@ def kept_open(packets: list[bytes]) -> Iterator[Iterator[bytes]]:
         pytest.param([b""] * 3, "no greeting within 0.3 s", marks=pytest.mark.slow),
         ([b"hello, is this the weather service?"], "no frame of netq, it begins with"),
         ([bytes(LARGEST)], "no frame of netq, it begins with"),
-        ([Frame(Kind.PING).whole()], "PING in state OPENING"),
-        ([Frame(Kind.MSG, length=2**31, number=1, value=2**62).whole()], "MSG in state OPENING"),
+        ([Frame(FrameKind.PING).whole()], "PING in state OPENING"),
+        ([Frame(FrameKind.MSG, length=2**31, number=1, value=2**62).whole()], "MSG in state OPENING"),
         ([INI + INI], "INI in state GREETED"),
     ],
     ids=["nothing", "half a greeting", "empty", "text", "zeros", "ping", "bomb", "two greetings"],

@@ -7,7 +7,7 @@ import threading
 import paho.mqtt.client as paho
 
 from netq import NetworkLocation
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 from netq.testing.fixtures import LIMIT
 
 
@@ -30,7 +30,7 @@ class Stranger:
     def publish(self, topic: str, payload: bytes, qos: int = 0, *, retain: bool = False) -> None:
         self._client.publish(f"{self.prefix}/{topic}", payload, qos, retain).wait_for_publish(LIMIT)
 
-    def wait(self, kind: Kind, to: str, count: int = 1) -> tuple[str, bytes]:
+    def wait(self, kind: PacketKind, to: str, count: int = 1) -> tuple[str, bytes]:
         """Wait for `count` packets of a kind to "s" or "c"; return the topic and the payload of the last."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._matching(kind, to)) >= count, LIMIT), self._received
@@ -47,7 +47,7 @@ class Stranger:
         with self._changed:
             return len(self._with_ending(ending))
 
-    def count(self, kind: Kind, to: str) -> int:
+    def count(self, kind: PacketKind, to: str) -> int:
         """Return the number of packets of a kind to "s" or "c"."""
         with self._changed:
             return len(self._matching(kind, to))
@@ -65,7 +65,7 @@ class Stranger:
     def _with_ending(self, ending: str) -> list[bytes]:
         return [payload for topic, payload in self._received if topic.endswith(ending)]
 
-    def _matching(self, kind: Kind, to: str) -> list[tuple[str, bytes]]:
+    def _matching(self, kind: PacketKind, to: str) -> list[tuple[str, bytes]]:
         return [h for h in self._received if h[1][:1] == bytes([kind]) and h[0].startswith(f"{to}/")]
 
     def _on_message(self, client: object, data: object, message: paho.MQTTMessage) -> None:

@@ -13,7 +13,7 @@ import pytest
 from netq import NetworkLocation
 from netq.core import Communicator
 from netq.mqtt import packet
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 from netq.mqtt.topic import new_id
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
@@ -134,7 +134,7 @@ def test_lost_block_is_detected_and_sent_again(broker: Mosquitto, log: LogRecord
         introduce(server, *clients)
         data = model(64 * MIB)
         future = server.put(data)
-        _, joined = stranger.wait(Kind.JOINED, "s", len(clients))
+        _, joined = stranger.wait(PacketKind.JOINED, "s", len(clients))
         stranger.publish(f"g/{joined[packet.HEADER_SIZE :].hex()}", packet.block(10**6) + b"of another")
         log.wait("of a group is lost")
         assert_all_got(clients, data)
@@ -153,9 +153,9 @@ def test_short_messages_and_single_peers_use_unicast(broker: Mosquitto) -> None:
         server.put(bytes(10**6), clients[0].id).result(LIMIT)
         assert all(client.get(timeout=LIMIT).data == bytes(10_000) for client in clients)
         assert clients[0].get(timeout=LIMIT).data == bytes(10**6)
-        assert stranger.count(Kind.JOIN, "c") == 0
+        assert stranger.count(PacketKind.JOIN, "c") == 0
         assert_all_got_again(server, clients)
-        stranger.wait(Kind.JOIN, "c", 3)
+        stranger.wait(PacketKind.JOIN, "c", 3)
     stranger.close()
 
 
@@ -168,12 +168,12 @@ def test_group_is_reused_for_the_same_clients(broker: Mosquitto) -> None:
         introduce(server, *clients)
         for _ in range(5):
             assert_all_got_again(server, clients)
-        assert stranger.count(Kind.JOIN, "c") == 3
-        assert stranger.count(Kind.LEAVE, "c") == 0
+        assert stranger.count(PacketKind.JOIN, "c") == 3
+        assert stranger.count(PacketKind.LEAVE, "c") == 0
         other = communicators.client(server.netloc)
         introduce(server, other)
         assert_all_got_again(server, [*clients, other])
-        assert stranger.count(Kind.JOIN, "c") == 7
+        assert stranger.count(PacketKind.JOIN, "c") == 7
     stranger.close()
 
 

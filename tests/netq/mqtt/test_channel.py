@@ -16,7 +16,7 @@ from netq.mqtt.congestion import INITIAL_SIZE, CongestionControl
 from netq.mqtt.multicast.group import Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import Receiver
-from netq.mqtt.packet import NUMBERED, Kind, Packet
+from netq.mqtt.packet import NUMBERED, Packet, PacketKind
 from netq.mqtt.topic import LinkTopic, new_id
 from netq.mqtt.window import MAX_PACKETS, Window
 from netq.utils.stream import Stream
@@ -74,7 +74,7 @@ class Harness:
         self.channel.link = cast(ChannelLink, self.link)
         self.channel.receive(self.from_peer())
 
-    def from_peer(self, kind: Kind = Kind.ACK) -> Packet:
+    def from_peer(self, kind: PacketKind = PacketKind.ACK) -> Packet:
         return packet.decode(packet.header(kind, *self.peer.stamp()))
 
     def acknowledge(self) -> None:
@@ -92,7 +92,7 @@ class Harness:
             pass
 
     def probes(self) -> int:
-        return sum(sent.kind is Kind.PROBE for sent in self.published_packets)
+        return sum(sent.kind is PacketKind.PROBE for sent in self.published_packets)
 
     def fire_timer(self) -> float:
         """Fire the next timer; return its pause."""
@@ -147,11 +147,11 @@ def test_references_are_probed_until_acknowledged() -> None:
     harness.channel.enqueue([Segment([], Block(stream, start, (), [memoryview(bytes(1))])) for start in range(3)])
     assert harness.channel.take_turn()
     first, harness.published_packets = harness.published_packets, []
-    assert [sent.kind for sent in first] == [Kind.BLOCK, Kind.PROBE]
+    assert [sent.kind for sent in first] == [PacketKind.BLOCK, PacketKind.PROBE]
     while harness.channel.take_turn():
         pass
     later, harness.published_packets = harness.published_packets, first
-    assert [sent.kind for sent in later] == [Kind.BLOCK, Kind.BLOCK], "one question at a time"
+    assert [sent.kind for sent in later] == [PacketKind.BLOCK, PacketKind.BLOCK], "one question at a time"
     harness.acknowledge()
     assert groups.acknowledged == [1]
     assert harness.probes() == 1
@@ -200,10 +200,10 @@ def test_channel_without_acks_is_not_responsive() -> None:
 def test_packets_behind_a_reference_wait_for_its_block(comes: bool) -> None:
     harness, group = Harness(), "0" * 16
     harness.channel.receiver = Receiver(lambda _: None, lambda _: None)
-    harness.channel.receiver.control(Kind.JOIN, group)
-    harness.channel.publish(Kind.OPEN)  # it grants room
+    harness.channel.receiver.control(PacketKind.JOIN, group)
+    harness.channel.publish(PacketKind.OPEN)  # it grants room
     harness.published_packets.clear()
-    for kind, body in ((Kind.BLOCK, packet.reference(group, 1) + b"a "), (Kind.DATA, b" more")):
+    for kind, body in ((PacketKind.BLOCK, packet.reference(group, 1) + b"a "), (PacketKind.DATA, b" more")):
         harness.peer.send()
         harness.channel.receive(packet.decode(packet.header(kind, *harness.peer.stamp()) + body))
     assert harness.link.fed == []
@@ -213,7 +213,7 @@ def test_packets_behind_a_reference_wait_for_its_block(comes: bool) -> None:
     assert harness.fire_timer() == 2.0
     assert harness.link.fed == ([b"a block", b" more"] if comes else [])
     assert str(harness.link.error) == ("None" if comes else "a block of a group has not come")
-    assert [sent.kind for sent in harness.published_packets] == ([] if comes else [Kind.RESET])
+    assert [sent.kind for sent in harness.published_packets] == ([] if comes else [PacketKind.RESET])
 
 
 @pytest.mark.parametrize("share", [1, 2, MAX_PACKETS])
@@ -259,10 +259,10 @@ def test_full_window_is_probed_again_after_an_answer() -> None:
     harness = Harness(2)
     harness.send(1, INITIAL_SIZE // 2)
     question, harness.published_packets = harness.published_packets, []
-    assert [sent.kind for sent in question] == [Kind.DATA, Kind.PROBE]
+    assert [sent.kind for sent in question] == [PacketKind.DATA, PacketKind.PROBE]
     harness.send(1, INITIAL_SIZE // 2)
     later, harness.published_packets = harness.published_packets, []
-    assert [sent.kind for sent in later] == [Kind.DATA]
+    assert [sent.kind for sent in later] == [PacketKind.DATA]
     harness.channel.window.share = 1
     for sent in question:
         harness.peer.receive(sent)

@@ -14,7 +14,7 @@ from netq.mqtt import packet
 from netq.mqtt.broker import Broker
 from netq.mqtt.channel import Channel
 from netq.mqtt.multiplexer import _MAX_SUSPICIOUS, Multiplexer, MultiplexerListener
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 from netq.mqtt.topic import LinkTopic, new_id
 from netq.runtime.link import LinkListener
 from netq.testing.log import LogRecorder
@@ -58,7 +58,7 @@ def send(channel: Channel, size: int) -> None:
 
 
 def reset(multiplexer: Multiplexer, channel: Channel) -> None:
-    multiplexer.dispatch(channel.link_topic, packet.decode(packet.header(Kind.RESET, 0, 0, 0)))
+    multiplexer.dispatch(channel.link_topic, packet.decode(packet.header(PacketKind.RESET, 0, 0, 0)))
 
 
 def lose(multiplexer: Multiplexer, size: int, times: int = 1) -> None:

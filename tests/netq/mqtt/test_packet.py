@@ -6,56 +6,56 @@ import pytest
 
 from netq import ProtocolError
 from netq.mqtt import packet
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 from netq.mqtt.topic import ANY, GONE, WHO, LinkTopic, Topics, new_id, server_id
 
 BODIES = {
-    Kind.OPEN: packet.opening(262144),
-    Kind.WELCOME: packet.opening(1024, b"instance"),
-    Kind.DATA: b"any bytes",
-    Kind.BLOCK: packet.reference("0123456789abcdef", 2**40) + b"before it",
-    Kind.JOIN: b"8 bytes.",
-    Kind.JOINED: b"8 bytes.",
-    Kind.LEAVE: b"8 bytes.",
-    Kind.ACK: b"",
-    Kind.PROBE: b"",
-    Kind.CLOSE: b"",
-    Kind.RESET: b"why",
+    PacketKind.OPEN: packet.opening(262144),
+    PacketKind.WELCOME: packet.opening(1024, b"instance"),
+    PacketKind.DATA: b"any bytes",
+    PacketKind.BLOCK: packet.reference("0123456789abcdef", 2**40) + b"before it",
+    PacketKind.JOIN: b"8 bytes.",
+    PacketKind.JOINED: b"8 bytes.",
+    PacketKind.LEAVE: b"8 bytes.",
+    PacketKind.ACK: b"",
+    PacketKind.PROBE: b"",
+    PacketKind.CLOSE: b"",
+    PacketKind.RESET: b"why",
 }
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_packet_round_trip(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", PacketKind)
+def test_packet_round_trip(kind: PacketKind) -> None:
     came = packet.decode(packet.header(kind, 2**63, 7, 65535) + BODIES[kind])
     assert (came.kind, came.number, came.received, came.room) == (kind, 2**63, 7, 65535)
     assert came.body == BODIES[kind]
 
 
 def test_header_matches_the_documentation() -> None:
-    assert packet.header(Kind.DATA, 1, 2, 3).hex() == "03" + "0000000000000001" + "0000000000000002" + "0003"
+    assert packet.header(PacketKind.DATA, 1, 2, 3).hex() == "03" + "0000000000000001" + "0000000000000002" + "0003"
     assert packet.opening(262144).hex() == "6e657471" + "01" + "00040000"
 
 
 @pytest.mark.parametrize("size", range(packet.HEADER_SIZE))
 def test_truncated_header_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
-        packet.decode(packet.header(Kind.DATA, 1, 1, 1)[:size])
+        packet.decode(packet.header(PacketKind.DATA, 1, 1, 1)[:size])
 
 
-@pytest.mark.parametrize("kind", set(range(256)) - set(Kind))
+@pytest.mark.parametrize("kind", set(range(256)) - set(PacketKind))
 def test_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(ProtocolError, match=f"unknown kind {kind}"):
         packet.decode(bytes([kind]) + bytes(100))
 
 
-@pytest.mark.parametrize("kind", [Kind.ACK, Kind.PROBE, Kind.CLOSE])
-def test_kind_without_a_body_is_refused_with_one(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [PacketKind.ACK, PacketKind.PROBE, PacketKind.CLOSE])
+def test_kind_without_a_body_is_refused_with_one(kind: PacketKind) -> None:
     with pytest.raises(ProtocolError, match="with 1 bytes"):
         packet.decode(packet.header(kind, 0, 0, 0) + b"x")
 
 
-@pytest.mark.parametrize("kind", [Kind.OPEN, Kind.WELCOME])
-def test_opening_of_wrong_length_is_refused(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [PacketKind.OPEN, PacketKind.WELCOME])
+def test_opening_of_wrong_length_is_refused(kind: PacketKind) -> None:
     assert packet.read_opening(decoded(kind, BODIES[kind])).size in (262144, 1024)
     for body in [BODIES[kind][:size] for size in range(len(BODIES[kind]))] + [BODIES[kind] + b"x"]:
         with pytest.raises(ProtocolError):
@@ -64,19 +64,19 @@ def test_opening_of_wrong_length_is_refused(kind: Kind) -> None:
 
 def test_version_error_names_both_versions() -> None:
     with pytest.raises(ProtocolError, match=r"version 7 .* version 1"):
-        packet.read_opening(decoded(Kind.OPEN, b"netq\x07 and whatever it has"))
+        packet.read_opening(decoded(PacketKind.OPEN, b"netq\x07 and whatever it has"))
 
 
 def test_opening_after_other_packets_is_refused() -> None:
-    late = packet.decode(packet.header(Kind.OPEN, 1, 0, 8) + BODIES[Kind.OPEN])
+    late = packet.decode(packet.header(PacketKind.OPEN, 1, 0, 8) + BODIES[PacketKind.OPEN])
     with pytest.raises(ProtocolError, match="it is the first"):
         packet.read_opening(late)
 
 
 def test_group_block_and_hello_round_trip() -> None:
-    group, number, before = packet.read_reference(decoded(Kind.BLOCK, BODIES[Kind.BLOCK]))
+    group, number, before = packet.read_reference(decoded(PacketKind.BLOCK, BODIES[PacketKind.BLOCK]))
     assert (group, number, bytes(before)) == ("0123456789abcdef", 2**40, b"before it")
-    assert packet.read_group(decoded(Kind.JOIN, bytes(range(8)))) == "0001020304050607"
+    assert packet.read_group(decoded(PacketKind.JOIN, bytes(range(8)))) == "0001020304050607"
     number, data = packet.read_block(packet.block(9) + b"data")
     assert (number, bytes(data)) == (9, b"data")
     assert packet.read_hello(packet.hello(b"instance", here=True)) == (b"instance", True, ())
@@ -99,18 +99,18 @@ def test_hello_with_wrong_answers_is_refused(size: int) -> None:
 
 
 def test_reason_is_one_printable_line() -> None:
-    said = packet.header(Kind.RESET, 0, 0, 0) + b"bye\n12:00 CRITICAL root \x1b[2J\xff" + b"x" * 1000
+    said = packet.header(PacketKind.RESET, 0, 0, 0) + b"bye\n12:00 CRITICAL root \x1b[2J\xff" + b"x" * 1000
     reason = packet.read_reason(packet.decode(said))
     assert reason.isprintable()
     assert reason.startswith("bye\\n12:00 CRITICAL root \\x1b[2J")
     assert len(reason) <= 4 * packet.REASON
-    assert packet.read_reason(decoded(Kind.RESET, b"\xff" * 300)) == "�" * packet.REASON
+    assert packet.read_reason(decoded(PacketKind.RESET, b"\xff" * 300)) == "�" * packet.REASON
 
 
 @pytest.mark.parametrize("size", [0, 7, 9])
 def test_group_and_hello_of_wrong_size_are_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
-        packet.read_group(decoded(Kind.LEAVE, bytes(size)))
+        packet.read_group(decoded(PacketKind.LEAVE, bytes(size)))
     with pytest.raises(ProtocolError):
         packet.read_hello(bytes(size + (size == 9)))
 
@@ -165,5 +165,5 @@ def test_server_id_depends_on_the_prefix_only() -> None:
     assert server_id("a/b+c#").replace("-", "").isalnum()
 
 
-def decoded(kind: Kind, body: bytes) -> packet.Packet:
+def decoded(kind: PacketKind, body: bytes) -> packet.Packet:
     return packet.decode(packet.header(kind, 0, 0, 8) + body)

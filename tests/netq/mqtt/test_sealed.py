@@ -14,7 +14,7 @@ import pytest
 from netq import NetworkLocation
 from netq.core import Communicator
 from netq.mqtt import packet
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 from netq.mqtt.topic import new_id
 from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 from netq.testing.log import LogRecorder
@@ -89,7 +89,7 @@ def test_who_reads_all_topics_finds_no_plaintext(
                 client.put(SECRET).result(LIMIT)
             future.result(LIMIT)
             ids = [client.id.bytes for client in clients]
-        spy.wait(Kind.CLOSE, "s", 3)
+        spy.wait(PacketKind.CLOSE, "s", 3)
         seen = spy.everything()
         spy.close()
         assert len(seen) > data.nbytes, "the broadcast was seen"
@@ -108,7 +108,7 @@ def test_forged_block_of_a_group_is_refused_and_the_message_arrives(
         data = model(2 * MIB)
         proxy.hold()  # the group has no block before its last member has joined
         future = server.put(data)
-        _, joined = stranger.wait(Kind.JOINED, "s", len(clients))
+        _, joined = stranger.wait(PacketKind.JOINED, "s", len(clients))
         group = joined[packet.HEADER_SIZE :].hex()
         stranger.publish(f"g/{group}", packet.block(1) + bytes(1000))
         proxy.release()
@@ -125,9 +125,9 @@ def test_forged_packet_of_a_link_is_refused_and_the_session_resumes(
         server = communicators.server()
         client = communicators.client(server.netloc)
         introduce(server, client)
-        topic, last = stranger.wait(Kind.DATA, "s", 3)  # the two flights of the handshake, and "hello"
+        topic, last = stranger.wait(PacketKind.DATA, "s", 3)  # the two flights of the handshake, and "hello"
         found = packet.decode(last)
-        header = packet.header(Kind.DATA, found.number + 1, found.received, found.room)
+        header = packet.header(PacketKind.DATA, found.number + 1, found.received, found.room)
         stranger.publish(topic, header + bytes(found.body))
         log.wait("does not authenticate")
         client.put("after").result(LIMIT)

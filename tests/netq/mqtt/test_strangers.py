@@ -10,7 +10,7 @@ import pytest
 from netq import MqttOptions
 from netq.core import Communicator
 from netq.mqtt import packet
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 from netq.mqtt.topic import new_id
 from netq.mqtt.window import MAX_PACKETS
 from netq.testing.fixtures import LIMIT, Communicators, introduce
@@ -21,14 +21,14 @@ from tests.servers.mosquitto import Mosquitto
 
 pytestmark = pytest.mark.slow
 
-EMPTY = packet.header(Kind.ACK, 0, 0, 0)
+EMPTY = packet.header(PacketKind.ACK, 0, 0, 0)
 BAD = [b"", b"x", b"\0" * 19, b"\xff" * 19, b"\x63" + b"\0" * 18, EMPTY + b"more", EMPTY[:-1]]
 OPENS = [
-    packet.header(Kind.OPEN, 0, 0, 0),
-    packet.header(Kind.OPEN, 7, 0, 0) + packet.opening(100),
-    packet.header(Kind.OPEN, 0, 0, 9) + packet.opening(0),
-    packet.header(Kind.OPEN, 0, 0, 9) + b"netq\x09\0\0\0\1",
-    packet.header(Kind.OPEN, 0, 0, 9) + b"qten\x01\0\0\0\1",
+    packet.header(PacketKind.OPEN, 0, 0, 0),
+    packet.header(PacketKind.OPEN, 7, 0, 0) + packet.opening(100),
+    packet.header(PacketKind.OPEN, 0, 0, 9) + packet.opening(0),
+    packet.header(PacketKind.OPEN, 0, 0, 9) + b"netq\x09\0\0\0\1",
+    packet.header(PacketKind.OPEN, 0, 0, 9) + b"qten\x01\0\0\0\1",
 ]
 
 
@@ -83,18 +83,18 @@ def test_ungreeted_client_has_one_link_and_no_share(communicators: Communicators
     server, client = communicators.pair()
     me, last = new_id(), new_id()
     for link in [*[new_id() for _ in range(100)], last]:
-        stranger.publish(f"s/{me}/{link}", packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144))
-    stranger.wait(Kind.WELCOME, "c", 102)
+        stranger.publish(f"s/{me}/{link}", packet.header(PacketKind.OPEN, 0, 0, 0) + packet.opening(262_144))
+    stranger.wait(PacketKind.WELCOME, "c", 102)
     server.put("x", client.id).result(LIMIT)
     assert client.get(timeout=LIMIT).data == "x"
-    _, payload = stranger.wait(Kind.DATA, "c", stranger.count(Kind.DATA, "c"))
+    _, payload = stranger.wait(PacketKind.DATA, "c", stranger.count(PacketKind.DATA, "c"))
     assert packet.decode(payload).room == MAX_PACKETS  # a full share, as if it were alone
-    before = stranger.count(Kind.RESET, "c")
+    before = stranger.count(PacketKind.RESET, "c")
     for number, link in enumerate([new_id(), last]):
-        stranger.publish(f"s/{me}/{link}", packet.header(Kind.PROBE, 0, 0, 0))
+        stranger.publish(f"s/{me}/{link}", packet.header(PacketKind.PROBE, 0, 0, 0))
         if not number:
-            stranger.wait(Kind.RESET, "c", before + 1)  # there is no such link
-    stranger.wait(Kind.ACK, "c")  # the last one is there
+            stranger.wait(PacketKind.RESET, "c", before + 1)  # there is no such link
+    stranger.wait(PacketKind.ACK, "c")  # the last one is there
     echoed(server, client)
 
 
@@ -105,13 +105,13 @@ def test_many_ungreeted_ids_do_not_block_others(
     server = communicators.server(handshake_timeout=2 * LIMIT)
     client = communicators.client(server.netloc)
     echoed(server, client)
-    open_packet = packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144)
+    open_packet = packet.header(PacketKind.OPEN, 0, 0, 0) + packet.opening(262_144)
     for _ in range(100):
         stranger.publish(f"s/{new_id()}/{new_id()}", open_packet)
-    stranger.wait(Kind.WELCOME, "c", 1 + 4)
+    stranger.wait(PacketKind.WELCOME, "c", 1 + 4)
     echoed(server, client)
     echoed(server, communicators.client(server.netloc))
-    assert stranger.count(Kind.WELCOME, "c") < 100, "some are not answered"
+    assert stranger.count(PacketKind.WELCOME, "c") < 100, "some are not answered"
     assert len(log.having("the connection was closed", logging.WARNING)) == 1
 
 
@@ -119,7 +119,7 @@ def test_reset_names_both_versions(communicators: Communicators, stranger: Stran
     communicators.server()
     log.wait("connected to the broker")
     stranger.publish(f"s/{new_id()}/{new_id()}", OPENS[3], 1)
-    _, answer = stranger.wait(Kind.RESET, "c")
+    _, answer = stranger.wait(PacketKind.RESET, "c")
     assert b"version 9" in answer
     assert b"version 1" in answer
 
@@ -128,12 +128,12 @@ def test_reset_is_not_answered(communicators: Communicators, stranger: Stranger)
     server, client = communicators.pair()
     ways = [f"s/{new_id()}/{new_id()}" for _ in range(3)]
     for link_topic in ways:
-        stranger.publish(link_topic, packet.header(Kind.RESET, 0, 0, 0), 1)
-        stranger.publish(link_topic, packet.header(Kind.CLOSE, 0, 0, 0), 1)
-    stranger.publish(ways[0], packet.header(Kind.DATA, 5, 0, 0) + b"lost", 1)
-    stranger.wait(Kind.RESET, "c")
+        stranger.publish(link_topic, packet.header(PacketKind.RESET, 0, 0, 0), 1)
+        stranger.publish(link_topic, packet.header(PacketKind.CLOSE, 0, 0, 0), 1)
+    stranger.publish(ways[0], packet.header(PacketKind.DATA, 5, 0, 0) + b"lost", 1)
+    stranger.wait(PacketKind.RESET, "c")
     echoed(server, client)
-    assert stranger.count(Kind.RESET, "c") == 1
+    assert stranger.count(PacketKind.RESET, "c") == 1
 
 
 @pytest.mark.parametrize("to", ["s", "c"])
@@ -143,9 +143,9 @@ def test_gap_ends_the_link_but_not_the_session(
     server, client = communicators.pair()
     server.put("down", client.id).result(LIMIT)
     assert client.get(timeout=LIMIT).data == "down"
-    topic, _ = stranger.wait(Kind.DATA, to)
-    stranger.publish(topic, packet.header(Kind.DATA, 1000, 0, 8) + b"?")
-    stranger.wait(Kind.OPEN, "s", 2)
+    topic, _ = stranger.wait(PacketKind.DATA, to)
+    stranger.publish(topic, packet.header(PacketKind.DATA, 1000, 0, 8) + b"?")
+    stranger.wait(PacketKind.OPEN, "s", 2)
     for number in range(100):
         client.put(number)
         server.put(number, client.id)
@@ -156,9 +156,9 @@ def test_gap_ends_the_link_but_not_the_session(
 
 def test_duplicate_ends_the_link_and_is_delivered_once(communicators: Communicators, stranger: Stranger) -> None:
     server, client = communicators.pair()
-    topic, first = stranger.wait(Kind.DATA, "s")
+    topic, first = stranger.wait(PacketKind.DATA, "s")
     stranger.publish(topic, first, 2)
-    stranger.wait(Kind.OPEN, "s", 2)
+    stranger.wait(PacketKind.OPEN, "s", 2)
     echoed(server, client)
     with pytest.raises(TimeoutError):
         server.get(timeout=0.1)
@@ -167,9 +167,9 @@ def test_duplicate_ends_the_link_and_is_delivered_once(communicators: Communicat
 def test_loss_of_the_last_packet_is_detected_by_a_probe(communicators: Communicators, stranger: Stranger) -> None:
     """The server gets a PROBE for a packet that the client never sent, as after a loss."""
     server, client = communicators.pair()
-    topic, _ = stranger.wait(Kind.DATA, "s")
-    stranger.publish(topic, packet.header(Kind.PROBE, 50, 0, 8))
-    stranger.wait(Kind.OPEN, "s", 2)
+    topic, _ = stranger.wait(PacketKind.DATA, "s")
+    stranger.publish(topic, packet.header(PacketKind.PROBE, 50, 0, 8))
+    stranger.wait(PacketKind.OPEN, "s", 2)
     echoed(server, client)
 
 

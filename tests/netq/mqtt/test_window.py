@@ -8,7 +8,7 @@ import pytest
 
 from netq import ProtocolError
 from netq.mqtt import packet
-from netq.mqtt.packet import Kind, Packet
+from netq.mqtt.packet import Packet, PacketKind
 from netq.mqtt.window import MAX_PACKETS, TOTAL_PACKETS, Window, share
 
 
@@ -19,13 +19,13 @@ def greeted(share: int = 4) -> tuple[Window, Window]:
     return near, far
 
 
-def unnumbered(window: Window, kind: Kind = Kind.ACK) -> Packet:
+def unnumbered(window: Window, kind: PacketKind = PacketKind.ACK) -> Packet:
     return packet.decode(packet.header(kind, *window.stamp()))
 
 
 def data(window: Window) -> Packet:
     window.send()
-    return unnumbered(window, Kind.DATA)
+    return unnumbered(window, PacketKind.DATA)
 
 
 def test_window_is_closed_before_credit() -> None:
@@ -53,7 +53,7 @@ def test_credit_limits_sending_until_packets_are_consumed() -> None:
 def test_probe_is_answered_once_all_is_consumed() -> None:
     near, far = greeted(8)
     far.receive(data(near))
-    far.receive(unnumbered(near, Kind.PROBE))
+    far.receive(unnumbered(near, PacketKind.PROBE))
     assert not far.ack_due, "it would say nothing"
     far.receive(data(near))
     far.consumed()
@@ -61,11 +61,11 @@ def test_probe_is_answered_once_all_is_consumed() -> None:
     near.receive(unnumbered(far))
     assert near.acked == 1
     assert not far.ack_due
-    far.receive(unnumbered(near, Kind.PROBE))
+    far.receive(unnumbered(near, PacketKind.PROBE))
     far.consumed()
     assert far.ack_due
     near.receive(unnumbered(far))
-    far.receive(unnumbered(near, Kind.PROBE))
+    far.receive(unnumbered(near, PacketKind.PROBE))
     assert far.ack_due, "the answer may be lost"
 
 
@@ -86,8 +86,8 @@ def test_duplicate_is_detected() -> None:
         far.receive(first)
 
 
-@pytest.mark.parametrize("kind", [Kind.ACK, Kind.PROBE, Kind.CLOSE])
-def test_loss_at_the_end_is_detected_by_the_next_packet(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [PacketKind.ACK, PacketKind.PROBE, PacketKind.CLOSE])
+def test_loss_at_the_end_is_detected_by_the_next_packet(kind: PacketKind) -> None:
     near, far = greeted()
     data(near)
     with pytest.raises(ProtocolError, match="with number 1 came, expected 0"):
@@ -108,8 +108,8 @@ def test_ack_beyond_sent_packets_is_refused(received: int) -> None:
     near.send()
     near.send()
     with pytest.raises(ProtocolError, match="2 were sent"):
-        near.receive(packet.decode(packet.header(Kind.ACK, 0, received, 4)))
-    far.receive(packet.decode(packet.header(Kind.ACK, 0, 0, 4)))
+        near.receive(packet.decode(packet.header(PacketKind.ACK, 0, received, 4)))
+    far.receive(packet.decode(packet.header(PacketKind.ACK, 0, 0, 4)))
 
 
 def test_ack_must_not_decrease() -> None:
@@ -118,7 +118,7 @@ def test_ack_must_not_decrease() -> None:
     far.consumed()
     near.receive(unnumbered(far))
     with pytest.raises(ProtocolError, match="1 acknowledged"):
-        near.receive(packet.decode(packet.header(Kind.ACK, 0, 0, 4)))
+        near.receive(packet.decode(packet.header(PacketKind.ACK, 0, 0, 4)))
 
 
 def test_smaller_share_keeps_granted_credit() -> None:
@@ -153,7 +153,7 @@ def test_random_traffic_never_deadlocks(seed: int) -> None:
         elif wires[other[window]]:
             came = wires[other[window]].pop(0)
             window.receive(came)
-            if came.kind is Kind.DATA:
+            if came.kind is PacketKind.DATA:
                 window.consumed()
             if window.ack_due:
                 wires[window].append(unnumbered(window))

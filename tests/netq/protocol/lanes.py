@@ -9,7 +9,7 @@ from netq.protocol.codec import Outgoing
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
 from netq.protocol.sender import Part, Sender
-from netq.protocol.wire import Frame, Kind
+from netq.protocol.wire import Frame, FrameKind
 from netq.utils.stream import Stream
 from tests.netq.parsing import Parser
 
@@ -72,11 +72,11 @@ def next_frame(sender: Sender, size: int = 100) -> Frame:
 
 
 def msg(number: int, length: int, size: int) -> Frame:
-    return Frame(Kind.MSG, lane=3, length=length, number=number, value=size, body=bytes(length))
+    return Frame(FrameKind.MSG, lane=3, length=length, number=number, value=size, body=bytes(length))
 
 
 def drop(number: int, size: int) -> Frame:
-    return Frame(Kind.DROP, lane=3, number=number, value=size)
+    return Frame(FrameKind.DROP, lane=3, number=number, value=size)
 
 
 def arrive(receiver: Receiver, frame: Frame) -> Stream | None:

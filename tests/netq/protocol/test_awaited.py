@@ -13,7 +13,7 @@ from netq.protocol.flow_control import CREDIT, Budget
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Item
 from netq.protocol.session import Session
-from netq.protocol.wire import LANES, OVERHEAD, Frame, Greeting, Kind
+from netq.protocol.wire import LANES, OVERHEAD, Frame, FrameKind, Greeting
 
 SIZE = 10 * CREDIT
 LARGE = 6 * CREDIT  # bytes of a message: only one of them fits
@@ -44,7 +44,7 @@ class Remote:
         length = min(limit - start - partial, size - partial, most)
         if length < 0 or (size and not length) or start >= limit:
             return 0
-        frame = Frame(Kind.MSG, lane=lane, length=length, number=held + 1, value=size)
+        frame = Frame(FrameKind.MSG, lane=lane, length=length, number=held + 1, value=size)
         self.session.place(frame)
         self.session.received(frame)
         if partial + length == size:
@@ -63,7 +63,7 @@ class Remote:
     def drop(self, lane: int) -> None:
         """Cancel the message that has begun."""
         number = self.session.receivers[lane].held + 1
-        self.session.dropped(Frame(Kind.DROP, lane=lane, number=number, value=self.sending.pop(lane)))
+        self.session.dropped(Frame(FrameKind.DROP, lane=lane, number=number, value=self.sending.pop(lane)))
 
     def take(self) -> int:
         """Let the user take a message; return its lane."""

@@ -18,7 +18,7 @@ import netq
 from netq import Closed, NetworkLocation, Protocol
 from netq.core import Communicator
 from netq.options import EventOptions
-from netq.protocol.wire import ANSWER, Code, Cursor, Frame, Greeting, Kind, Reader
+from netq.protocol.wire import ANSWER, Code, Cursor, Frame, FrameKind, Greeting, Reader
 from netq.runtime.peer import Peer
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
@@ -46,7 +46,7 @@ class Raw:
     def send(self, frame: Frame) -> None:
         self._sock.sendall(frame.whole())
 
-    def read(self, *kinds: Kind) -> Frame:
+    def read(self, *kinds: FrameKind) -> Frame:
         """Return the next frame that is of these kinds."""
         while True:
             while self._frames:
@@ -59,7 +59,7 @@ class Raw:
 
     def ends(self) -> str:
         """Return the reason of the FIN(REFUSED) that comes."""
-        fin = self.read(Kind.FIN)
+        fin = self.read(FrameKind.FIN)
         assert fin.number == Code.REFUSED
         return bytes(fin.body).decode()
 
@@ -101,9 +101,9 @@ def test_client_reconnects_after_its_late_ini_took_over(communicators: Communica
     server, client = communicators.pair(**QUIET)
     server.put("before").result(LIMIT)
     with Raw(server.netloc, greeting_of(client, 1, Cursor(0, 1, 0, 2**18))) as late:
-        assert late.read(Kind.INI).flags
+        assert late.read(FrameKind.INI).flags
         log.wait("a newer link has taken the session over; trying again")
-        assert late.read(Kind.FIN).number == Code.SUPERSEDED
+        assert late.read(FrameKind.FIN).number == Code.SUPERSEDED
     client.put("after it").result(LIMIT)
     server.put("and back").result(LIMIT)
     assert server.get(timeout=0).data == "after it"
@@ -115,24 +115,24 @@ def test_late_ini_does_not_lose_sent_messages(communicators: Communicators) -> N
     server = communicators.server(**QUIET)
     greeting = dataclasses.replace(stranger(), credit=2**40)
     with Raw(server.netloc, greeting) as true:
-        assert true.read(Kind.INI)
-        true.send(Frame(Kind.PING))
-        true.read(Kind.PING)
+        assert true.read(FrameKind.INI)
+        true.send(Frame(FrameKind.PING))
+        true.read(FrameKind.PING)
         futures = [server.put(bytes(8 * MIB)) for _ in range(4)]
-        while true.read(Kind.MSG).number < 4:
+        while true.read(FrameKind.MSG).number < 4:
             pass
     begun = dataclasses.replace(greeting, epoch=1, resume=True)
     with Raw(server.netloc, begun) as late:  # it does not read all that the server sends again
-        assert late.read(Kind.INI).flags
-        assert late.read(Kind.MSG).number == 1
+        assert late.read(FrameKind.INI).flags
+        assert late.read(FrameKind.MSG).number == 1
         with Raw(server.netloc, dataclasses.replace(begun, cursors=(Cursor(0, 3, 0, 2**40),))) as again:
-            assert again.read(Kind.INI).flags
+            assert again.read(FrameKind.INI).flags
             for future in futures[:3]:
                 future.result(LIMIT)
             came = 0
             while came < 8 * MIB:
-                came += again.read(Kind.MSG).length
-            again.send(Frame(Kind.ACK, number=4, value=2**40))
+                came += again.read(FrameKind.MSG).length
+            again.send(Frame(FrameKind.ACK, number=4, value=2**40))
             futures[3].result(LIMIT)
 
 
@@ -142,7 +142,7 @@ def test_repeatedly_superseded_client_gives_up(communicators: Communicators) -> 
     peer, twin = only(client), greeting_of(client, epoch=1)
     for count in (1, 2):
         with Raw(server.netloc, twin) as link:
-            assert link.read(Kind.FIN).number == Code.SUPERSEDED, "the client has come back"
+            assert link.read(FrameKind.FIN).number == Code.SUPERSEDED, "the client has come back"
             assert len(peer._superseded_at) == count
     with Raw(server.netloc, twin), pytest.raises(Closed, match="a newer link has taken the session over"):
         client.get(timeout=LIMIT)
@@ -157,16 +157,16 @@ def test_unconfirmed_link_is_probed_before_it_is_replaced(
     server = communicators.server(**QUIET)
     greeting = stranger(epoch=7)
     with Raw(server.netloc, greeting) as silent:
-        assert silent.read(Kind.INI).flags == 0
+        assert silent.read(FrameKind.INI).flags == 0
         with Raw(server.netloc, greeting) as other:
             assert "it is being asked" in other.ends()
-        silent.read(Kind.PING)
-        silent.send(Frame(Kind.PING, ANSWER))
+        silent.read(FrameKind.PING)
+        silent.send(Frame(FrameKind.PING, ANSWER))
         server.put("got").add_done_callback(lambda _: None)
-        assert silent.read(Kind.MSG).number == 1
+        assert silent.read(FrameKind.MSG).number == 1
         with Raw(server.netloc, greeting) as late:
             assert "older than the session's last" in late.ends()
-        silent.send(Frame(Kind.ACK, number=1, value=2**18))
+        silent.send(Frame(FrameKind.ACK, number=1, value=2**18))
     communicators.abort(server)  # else it would wait for a goodbye
 
 
@@ -174,10 +174,10 @@ def test_unconfirmed_session_begins_again_after_link_loss(communicators: Communi
     server = communicators.server(**QUIET)
     greeting = stranger(epoch=7)
     with Raw(server.netloc, greeting) as first:
-        assert Greeting.read(first.read(Kind.INI)).epoch == 8
+        assert Greeting.read(first.read(FrameKind.INI)).epoch == 8
     log.wait("lost (the peer hung up)")
     with Raw(server.netloc, greeting) as second:
-        ini = second.read(Kind.INI)
+        ini = second.read(FrameKind.INI)
         assert (ini.flags, Greeting.read(ini).epoch) == (0, 8)
 
 
@@ -195,7 +195,7 @@ def test_session_begins_on_next_link_if_first_was_lost(
 
     endpoint.home.ask(expect)
     with Raw(server.netloc, greeting) as link:
-        ini = link.read(Kind.INI)
+        ini = link.read(FrameKind.INI)
         assert (ini.flags, Greeting.read(ini).epoch) == (0, 8)
 
 
@@ -233,14 +233,14 @@ def test_client_restarted_elsewhere_abandons_live_link(communicators: Communicat
     server = communicators.server(**QUIET)
     greeting = stranger(epoch=3)
     with Raw(server.netloc, greeting) as old:
-        assert Greeting.read(old.read(Kind.INI)).epoch == 4
-        old.send(Frame(Kind.PING))
-        old.read(Kind.PING)
+        assert Greeting.read(old.read(FrameKind.INI)).epoch == 4
+        old.send(Frame(FrameKind.PING))
+        old.read(FrameKind.PING)
         with Raw(server.netloc, dataclasses.replace(greeting, epoch=6, resume=True)) as new:
-            ini = new.read(Kind.INI)
+            ini = new.read(FrameKind.INI)
             assert (ini.flags, Greeting.read(ini).epoch) == (0, 7)
             with pytest.raises(AssertionError, match="the link has ended"):
-                old.read(Kind.INI)
+                old.read(FrameKind.INI)
             assert list(server.statistics()) == [greeting.id]
 
 
@@ -250,9 +250,9 @@ def test_close_does_not_wait_for_client_restarted_elsewhere(
     server = communicators.server(linger=LIMIT, **QUIET)
     greeting = stranger()
     with Raw(server.netloc, greeting) as old:
-        old.read(Kind.INI)
+        old.read(FrameKind.INI)
         due = server.put("never")
-        old.read(Kind.MSG)
+        old.read(FrameKind.MSG)
     server._endpoint.home.ask(server._endpoint.begin_to_close, None)
     with Raw(server.netloc, dataclasses.replace(greeting, epoch=2, resume=True)) as new:
         assert "the server is closing" in new.ends()
@@ -269,9 +269,9 @@ def owner_that_is_away(server: Communicator) -> tuple[Greeting, Peer]:
     """Let a client come and go, without a goodbye."""
     owner = stranger()
     with Raw(server.netloc, owner) as link:
-        link.read(Kind.INI)
-        link.send(Frame(Kind.PING))
-        link.read(Kind.PING)
+        link.read(FrameKind.INI)
+        link.send(Frame(FrameKind.PING))
+        link.read(FrameKind.PING)
     peer = only(server)
     while peer.loop.ask(lambda: peer.link is not None):
         pass
@@ -291,10 +291,10 @@ def test_newcomer_lost_before_answer_takes_nothing_over(communicators: Communica
     peer.accept = accept_too_late  # type: ignore[method-assign]
     newcomer = dataclasses.replace(owner, token=b"another process!")
     with Raw(server.netloc, newcomer) as link, pytest.raises(ConnectionResetError):
-        link.read(Kind.INI)
+        link.read(FrameKind.INI)
     assert peer.session.token == owner.token
     with Raw(server.netloc, newcomer) as link:
-        assert link.read(Kind.INI, Kind.FIN).kind is Kind.INI
+        assert link.read(FrameKind.INI, FrameKind.FIN).kind is FrameKind.INI
     assert peer.session.token == newcomer.token
 
 
@@ -320,7 +320,7 @@ def test_link_of_earlier_process_is_refused(communicators: Communicators) -> Non
         judged.sort(key=lambda call: call[2])
         for link, greeting, resumed in judged:
             peer.loop.ask(lambda link=link, greeting=greeting, resumed=resumed: accept(link, greeting, resumed=resumed))
-        assert new.read(Kind.INI, Kind.FIN).kind is Kind.INI
+        assert new.read(FrameKind.INI, FrameKind.FIN).kind is FrameKind.INI
         assert "another process has begun this session anew" in old.ends()
         assert peer.session.token == newcomer.token
 

@@ -22,7 +22,7 @@ from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.memory import Memory
 from netq.protocol.sender import Part
 from netq.protocol.session import Session
-from netq.protocol.wire import ANSWER, LEAVING, Code, Frame, Greeting, Kind
+from netq.protocol.wire import ANSWER, LEAVING, Code, Frame, FrameKind, Greeting
 from netq.testing.lossy_pair import LossyPair
 from netq.utils.stream import Stream
 
@@ -31,12 +31,12 @@ TOKEN = b"t" * 16
 OPTIONS = ConnectionOptions(heartbeat=10.0, misses=3, handshake_timeout=5.0)
 
 VALID = {  # a frame of each kind that is fine where its kind is legal and one message has been sent each way
-    Kind.INI: Greeting(CLIENT, TOKEN, 2**40, 2**20, 10_000, epoch=1).frame(),
-    Kind.MSG: Frame(Kind.MSG, length=2, number=1, value=2, body=b"hi"),
-    Kind.ACK: Frame(Kind.ACK, number=1, value=2**20),
-    Kind.DROP: Frame(Kind.DROP, number=1, value=2),
-    Kind.PING: Frame(Kind.PING),
-    Kind.FIN: Frame(Kind.FIN),
+    FrameKind.INI: Greeting(CLIENT, TOKEN, 2**40, 2**20, 10_000, epoch=1).frame(),
+    FrameKind.MSG: Frame(FrameKind.MSG, length=2, number=1, value=2, body=b"hi"),
+    FrameKind.ACK: Frame(FrameKind.ACK, number=1, value=2**20),
+    FrameKind.DROP: Frame(FrameKind.DROP, number=1, value=2),
+    FrameKind.PING: Frame(FrameKind.PING),
+    FrameKind.FIN: Frame(FrameKind.FIN),
 }
 
 
@@ -84,12 +84,12 @@ def sent(connection: Connection, now: float = 0.0) -> bytes:
     return b"".join(connection.to_send(2**20, now))
 
 
-def kinds(data: bytes) -> list[Kind]:
+def kinds(data: bytes) -> list[FrameKind]:
     """The kinds of frames that were sent."""
     found = []
     while data:
         kind, _, _, length, _, _ = struct.unpack_from("<BBHIQQ", data)
-        found.append(Kind(kind))
+        found.append(FrameKind(kind))
         data = data[24 + length :]
     return found
 
@@ -97,7 +97,7 @@ def kinds(data: bytes) -> list[Kind]:
 def opened(options: ConnectionOptions = OPTIONS, now: float = 0.0, *messages: Outgoing) -> Connection:
     """A server's connection in OPEN, with one message sent, or these, and an empty outbox."""
     connection = Connection(SERVER, options, now)
-    (hello,) = feed(connection, VALID[Kind.INI], now=now)
+    (hello,) = feed(connection, VALID[FrameKind.INI], now=now)
     assert isinstance(hello, Hello)
     connection.accept(session(options), hello.greeting, resumed=False, now=now)
     assert connection.session is not None
@@ -113,7 +113,7 @@ def in_state(state: State) -> Connection:
         return Connection(CLIENT, OPTIONS, 0.0, session())
     if state is State.GREETED:
         connection = Connection(SERVER, OPTIONS, 0.0)
-        feed(connection, VALID[Kind.INI])
+        feed(connection, VALID[FrameKind.INI])
         return connection
     connection = opened()
     assert connection.session is not None
@@ -121,7 +121,7 @@ def in_state(state: State) -> Connection:
         connection.session.closing = True
         connection.close()
     if state is State.ENDING:
-        feed(connection, VALID[Kind.FIN])
+        feed(connection, VALID[FrameKind.FIN])
     if state is State.CLOSED:
         connection.detach()
     return connection
@@ -137,12 +137,12 @@ def only_lost(events: list[Event]) -> Exception:
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.CLOSED])
-@pytest.mark.parametrize("kind", Kind)
-def test_frame_is_legal_by_table_or_link_is_lost(state: State, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", FrameKind)
+def test_frame_is_legal_by_table_or_link_is_lost(state: State, kind: FrameKind) -> None:
     connection = in_state(state)
     assert connection.state is state
     frame = VALID[kind]
-    if state in (State.OPENING, State.ENDING) and kind is Kind.FIN:
+    if state in (State.OPENING, State.ENDING) and kind is FrameKind.FIN:
         frame = frame._replace(number=Code.REFUSED)
     events = feed(connection, frame)
     faults = [event for event in events if isinstance(event, Lost) and isinstance(event.error, ProtocolError)]
@@ -158,8 +158,8 @@ def test_frame_is_legal_by_table_or_link_is_lost(state: State, kind: Kind) -> No
     )
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_illegal_frame_is_refused_at_header(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", FrameKind)
+def test_illegal_frame_is_refused_at_header(kind: FrameKind) -> None:
     for state in State:
         if kind in LEGAL[state] or state is State.CLOSED:
             continue
@@ -169,8 +169,8 @@ def test_illegal_frame_is_refused_at_header(kind: Kind) -> None:
         assert f"{kind.name} in state" in str(only_lost(connection.feed(memoryview(header[-1:]), 0.0)))
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_closed_connection_ignores_bytes(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", FrameKind)
+def test_closed_connection_ignores_bytes(kind: FrameKind) -> None:
     connection = in_state(State.CLOSED)
     assert feed(connection, VALID[kind]) == []
     assert connection.feed(memoryview(b"\xff" * 100), 0.0) == []
@@ -182,18 +182,18 @@ def test_closed_connection_ignores_bytes(kind: Kind) -> None:
     [(State.OPENING, 0, 0), (State.ENDING, 0, 0), (State.OPEN, 0, 3), (State.OPEN, 4, 0), (State.OPEN, 2**64 - 1, 0)],
 )
 def test_fin_with_unknown_code_is_refused(state: State, number: int, length: int) -> None:
-    error = only_lost(feed(in_state(state), Frame(Kind.FIN, length=length, number=number, body=b"x" * length)))
+    error = only_lost(feed(in_state(state), Frame(FrameKind.FIN, length=length, number=number, body=b"x" * length)))
     assert isinstance(error, ProtocolError)
 
 
 def test_server_refuses_fin_before_ini() -> None:
-    header = Frame(Kind.FIN, number=Code.REFUSED).header()
+    header = Frame(FrameKind.FIN, number=Code.REFUSED).header()
     assert "FIN in state OPENING" in str(only_lost(Connection(SERVER, OPTIONS, 0.0).feed(memoryview(header), 0.0)))
 
 
 def test_reason_of_peer_is_one_printable_line() -> None:
     reason = "no röom\n10.0.0.1: welcome\x1b[2J\u202e\r".encode() + b"\xff"
-    error = only_lost(feed(opened(), Frame(Kind.FIN, length=len(reason), number=Code.REFUSED, body=reason)))
+    error = only_lost(feed(opened(), Frame(FrameKind.FIN, length=len(reason), number=Code.REFUSED, body=reason)))
     assert str(error) == "the peer refuses: no röom\\n10.0.0.1: welcome\\x1b[2J\\u202e\\r\N{REPLACEMENT CHARACTER}"
     assert str(error).isprintable()
 
@@ -201,11 +201,11 @@ def test_reason_of_peer_is_one_printable_line() -> None:
 @pytest.mark.parametrize(
     ("state", "frame"),
     [
-        (State.OPENING, VALID[Kind.INI]),
-        (State.OPENING, VALID[Kind.INI]._replace(flags=1)),
-        (State.OPEN, VALID[Kind.PING]),
-        (State.OPEN, VALID[Kind.FIN]),
-        (State.OPEN, VALID[Kind.PING]._replace(flags=ANSWER)),
+        (State.OPENING, VALID[FrameKind.INI]),
+        (State.OPENING, VALID[FrameKind.INI]._replace(flags=1)),
+        (State.OPEN, VALID[FrameKind.PING]),
+        (State.OPEN, VALID[FrameKind.FIN]),
+        (State.OPEN, VALID[FrameKind.PING]._replace(flags=ANSWER)),
     ],
 )
 def test_frame_without_lane_must_have_lane_0(state: State, frame: Frame) -> None:
@@ -217,8 +217,8 @@ def test_frame_without_lane_must_have_lane_0(state: State, frame: Frame) -> None
 # Lengths, and memory.
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.MSG])
-def test_illegal_length_is_refused_at_header(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FrameKind if kind is not FrameKind.MSG])
+def test_illegal_length_is_refused_at_header(kind: FrameKind) -> None:
     least, most = LENGTH[kind]
     state = next(state for state in State if kind in LEGAL[state])
     for length in {least - 1, most + 1, 2**31, 2**32 - 1} - {-1}:
@@ -232,7 +232,7 @@ def test_illegal_length_is_refused_at_header(kind: Kind) -> None:
 @pytest.mark.parametrize("size", [2**31, 2**40, 2**40 + 1, 2**62, 2**63, 2**64 - 1])
 def test_huge_length_allocates_no_memory(size: int, length: int, merge: bool) -> None:
     connection = opened(dataclasses.replace(OPTIONS, get_merge=merge, window=2**62))
-    header = memoryview(Frame(Kind.MSG, length=length, number=1, value=size).header())
+    header = memoryview(Frame(FrameKind.MSG, length=length, number=1, value=size).header())
     before = resident()
     tracemalloc.start()
     events = connection.feed(header, 0.0)
@@ -258,7 +258,7 @@ def resident() -> int:
 
 def test_handshake_has_timeout() -> None:
     for connection in (Connection(SERVER, OPTIONS, 100.0), Connection(CLIENT, OPTIONS, 100.0, session())):
-        connection.feed(memoryview(VALID[Kind.INI].whole()[:50]), 104.0)  # a byte now and then does not help
+        connection.feed(memoryview(VALID[FrameKind.INI].whole()[:50]), 104.0)  # a byte now and then does not help
         assert connection.deadline() == 105.0
         assert connection.tick(104.9) == []
         assert isinstance(only_lost(connection.tick(105.0)), TimeoutError)
@@ -271,7 +271,7 @@ def test_idle_connection_sends_ping() -> None:
     assert connection.tick(109.9) == []
     assert kinds(sent(connection, 109.9)) == []
     assert connection.tick(110.0) == []
-    assert kinds(sent(connection, 110.0)) == [Kind.PING]
+    assert kinds(sent(connection, 110.0)) == [FrameKind.PING]
     assert connection.deadline() == 120.0
 
 
@@ -279,7 +279,7 @@ def test_busy_connection_sends_no_ping() -> None:
     connection = opened(now=100.0)
     assert connection.session is not None
     connection.session.put(message())
-    assert kinds(sent(connection, 109.0)) == [Kind.MSG]
+    assert kinds(sent(connection, 109.0)) == [FrameKind.MSG]
     assert connection.tick(110.0) == []
     assert connection.deadline() == 119.0
 
@@ -289,7 +289,7 @@ def test_quiet_link_needs_little_memory() -> None:
     connection = talking()
     idle = connection.buffer().nbytes
     for rest, kept in ((b"", False), (whole(2)[:10], True)):
-        connection.feed(memoryview(Frame(Kind.PING).header() * 1000 + rest), 0.0)
+        connection.feed(memoryview(Frame(FrameKind.PING).header() * 1000 + rest), 0.0)
         busy = connection.buffer().nbytes
         assert busy > 4 * idle
         assert connection.tick(connection.deadline()) == []
@@ -314,7 +314,7 @@ def test_link_is_lost_after_missed_heartbeats() -> None:
 def test_probed_link_is_lost_without_answer() -> None:
     connection = opened(now=100.0)
     connection.probe(105.0)
-    assert kinds(sent(connection, 105.0)) == [Kind.PING]
+    assert kinds(sent(connection, 105.0)) == [FrameKind.PING]
     assert connection.deadline() == 107.0
     connection.probe(106.0)
     assert kinds(sent(connection, 106.0)) == [], "asked once"
@@ -325,7 +325,7 @@ def test_probed_link_is_lost_without_answer() -> None:
 def test_probed_link_survives_any_byte() -> None:
     connection = opened(now=100.0)
     connection.probe(105.0)
-    connection.feed(memoryview(VALID[Kind.MSG].whole()[:1]), 106.9)
+    connection.feed(memoryview(VALID[FrameKind.MSG].whole()[:1]), 106.9)
     assert connection.tick(107.0) == []
     assert connection.deadline() == 115.0
     connection.probe(108.0)
@@ -351,13 +351,13 @@ def test_first_byte_after_greeting_confirms_session() -> None:
     connection = opened()
     assert connection.session is not None
     assert not connection.session.confirmed
-    feed(connection, VALID[Kind.PING])
+    feed(connection, VALID[FrameKind.PING])
     assert connection.session.confirmed
 
 
 def test_any_byte_resets_silence_timeout() -> None:
     connection = opened(now=100.0)
-    connection.feed(memoryview(VALID[Kind.MSG].whole()[:1]), 129.0)
+    connection.feed(memoryview(VALID[FrameKind.MSG].whole()[:1]), 129.0)
     assert connection.tick(130.0) == []
     assert connection.tick(158.9) == []
     assert len(connection.tick(159.0)) == 1
@@ -385,29 +385,29 @@ def test_every_state_but_closed_has_a_deadline(state: State) -> None:
 @pytest.mark.parametrize("flags", [0, LEAVING])
 def test_answer_repeats_number_of_ping(flags: int) -> None:
     connection = opened()
-    feed(connection, Frame(Kind.PING, flags, number=2**64 - 1))
-    assert sent(connection) == Frame(Kind.PING, ANSWER, number=2**64 - 1).whole()
+    feed(connection, Frame(FrameKind.PING, flags, number=2**64 - 1))
+    assert sent(connection) == Frame(FrameKind.PING, ANSWER, number=2**64 - 1).whole()
     assert sent(connection) == b"", "answered once"
 
 
 def test_one_answer_serves_all_pings_before_it() -> None:
     connection = opened()
-    feed(connection, Frame(Kind.PING, number=7), Frame(Kind.PING, number=8))
-    assert sent(connection) == Frame(Kind.PING, ANSWER, number=8).whole()
+    feed(connection, Frame(FrameKind.PING, number=7), Frame(FrameKind.PING, number=8))
+    assert sent(connection) == Frame(FrameKind.PING, ANSWER, number=8).whole()
 
 
 def test_answer_is_not_answered() -> None:
     connection = opened()
-    feed(connection, Frame(Kind.PING, ANSWER, number=7))
+    feed(connection, Frame(FrameKind.PING, ANSWER, number=7))
     assert sent(connection) == b""
 
 
 def ping(connection: Connection, now: float) -> memoryview:
     """Let something come, so that the link is not lost, and return the PING that is sent at this time."""
-    feed(connection, VALID[Kind.PING]._replace(flags=ANSWER), now=now)
+    feed(connection, VALID[FrameKind.PING]._replace(flags=ANSWER), now=now)
     connection.tick(now)
     data = sent(connection, now)
-    assert kinds(data) == [Kind.PING]
+    assert kinds(data) == [FrameKind.PING]
     return memoryview(data)
 
 
@@ -436,7 +436,7 @@ def test_round_trip_is_measured_by_a_ping_that_says_leaving() -> None:
     one.close()
     data = sent(one, 104.0)
     assert data[1] == LEAVING
-    assert kinds(data) == [Kind.PING]
+    assert kinds(data) == [FrameKind.PING]
     other.feed(memoryview(data), 104.25)
     one.feed(memoryview(sent(other, 104.25)), 104.5)
     assert round_trip(one) == pytest.approx(0.5)
@@ -452,9 +452,9 @@ def test_last_round_trip_outlives_its_link() -> None:
 
 def test_answer_to_a_ping_of_the_future_is_not_measured() -> None:
     one = opened(now=100.0)
-    feed(one, Frame(Kind.PING, ANSWER, number=50_000_000_001), now=150.0)
+    feed(one, Frame(FrameKind.PING, ANSWER, number=50_000_000_001), now=150.0)
     assert round_trip(one) is None
-    feed(one, Frame(Kind.PING, ANSWER, number=2**64 - 1), now=150.0)
+    feed(one, Frame(FrameKind.PING, ANSWER, number=2**64 - 1), now=150.0)
     assert round_trip(one) is None
 
 
@@ -504,16 +504,16 @@ def test_superseded_link_keeps_received_part() -> None:
         first = opened(options)
         kept = first.session
         assert kept is not None
-        feed(first, Frame(Kind.MSG, length=2, number=1, value=6, body=b"ab"))
-        first.feed(memoryview(Frame(Kind.MSG, length=4, number=1, value=6).header() + b"c"), 0.0)
+        feed(first, Frame(FrameKind.MSG, length=2, number=1, value=6, body=b"ab"))
+        first.feed(memoryview(Frame(FrameKind.MSG, length=4, number=1, value=6).header() + b"c"), 0.0)
         first.refuse(Code.SUPERSEDED, "a newer link")
         first.detach()
         second = Connection(SERVER, options, 0.0)
-        greeting = dataclasses.replace(Greeting.read(VALID[Kind.INI]), resume=True, epoch=kept.epoch)
+        greeting = dataclasses.replace(Greeting.read(VALID[FrameKind.INI]), resume=True, epoch=kept.epoch)
         feed(second, greeting.frame())
         second.accept(kept, greeting, resumed=True, now=0.0)
         assert arrived(second) == []
-        assert feed(second, Frame(Kind.MSG, length=3, number=1, value=6, body=b"def")) == []
+        assert feed(second, Frame(FrameKind.MSG, length=3, number=1, value=6, body=b"def")) == []
         assert arrived(second) == [b"abcdef"]
 
 
@@ -521,7 +521,7 @@ def test_server_drops_link_silently_on_wrong_epoch() -> None:
     kept = opened().session
     assert kept is not None
     server = in_state(State.GREETED)
-    greeting = dataclasses.replace(Greeting.read(VALID[Kind.INI]), epoch=kept.epoch + 1)
+    greeting = dataclasses.replace(Greeting.read(VALID[FrameKind.INI]), epoch=kept.epoch + 1)
     assert isinstance(only_lost(server.accept(kept, greeting, resumed=True, now=0.0)), ProtocolError)
     assert sent(server) == b""
     assert kept.queued == 1
@@ -542,7 +542,7 @@ def test_server_begins_the_epoch_after_the_clients(epoch: int) -> None:
 
 def test_ini_of_other_version_or_magic_is_refused() -> None:
     for body, why in ((b"NETQ\x02\x00\x00\x00", "version 2"), (b"SSH-2.0-", "does not speak netq")):
-        error = only_lost(feed(Connection(SERVER, OPTIONS, 0.0), Frame(Kind.INI, length=8, body=body)))
+        error = only_lost(feed(Connection(SERVER, OPTIONS, 0.0), Frame(FrameKind.INI, length=8, body=body)))
         assert why in str(error)
 
 
@@ -552,7 +552,7 @@ def test_ini_of_other_version_or_magic_is_refused() -> None:
 def test_frames_before_fault_are_processed() -> None:
     one = message()
     connection = opened(OPTIONS, 0.0, one)
-    events = feed(connection, VALID[Kind.MSG], VALID[Kind.ACK], VALID[Kind.INI], VALID[Kind.PING])
+    events = feed(connection, VALID[FrameKind.MSG], VALID[FrameKind.ACK], VALID[FrameKind.INI], VALID[FrameKind.PING])
     assert [type(event) for event in events] == [Lost]
     assert (arrived(connection), one.times) == ([b"hi"], 1)
     assert connection.closed
@@ -560,13 +560,13 @@ def test_frames_before_fault_are_processed() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("fault", [VALID[Kind.ACK]._replace(number=3), VALID[Kind.DROP]._replace(number=9)])
+@pytest.mark.parametrize("fault", [VALID[FrameKind.ACK]._replace(number=3), VALID[FrameKind.DROP]._replace(number=9)])
 def test_frames_after_fault_are_ignored(fault: Frame, late: bool) -> None:
     """Nor are small messages and ACKs, even when the rest is processed as the link is lost."""
     first, second = message(), message()
     connection = opened(OPTIONS, 0.0, first, second)
-    before = (VALID[Kind.MSG], VALID[Kind.ACK])
-    behind = (VALID[Kind.MSG]._replace(number=2), VALID[Kind.ACK]._replace(number=2))
+    before = (VALID[FrameKind.MSG], VALID[FrameKind.ACK])
+    behind = (VALID[FrameKind.MSG]._replace(number=2), VALID[FrameKind.ACK]._replace(number=2))
     events = feed(connection, *before) if late else []
     events += feed(connection, *(() if late else before), fault, *behind)
     assert isinstance(only_lost(events), ProtocolError)
@@ -576,14 +576,14 @@ def test_frames_after_fault_are_ignored(fault: Frame, late: bool) -> None:
 
 
 def test_greeting_before_fault_is_processed() -> None:
-    events = feed(Connection(SERVER, OPTIONS, 0.0), VALID[Kind.INI], VALID[Kind.PING])
+    events = feed(Connection(SERVER, OPTIONS, 0.0), VALID[FrameKind.INI], VALID[FrameKind.PING])
     assert [type(event) for event in events] == [Hello, Lost]
 
 
 def test_link_lost_before_answer_stays_lost() -> None:
     server, untouched = in_state(State.GREETED), session()
-    feed(server, VALID[Kind.PING])
-    error = only_lost(server.accept(untouched, Greeting.read(VALID[Kind.INI]), resumed=False, now=0.0))
+    feed(server, VALID[FrameKind.PING])
+    error = only_lost(server.accept(untouched, Greeting.read(VALID[FrameKind.INI]), resumed=False, now=0.0))
     assert isinstance(error, ConnectionResetError)
     assert server.closed
     assert sent(server) == b""
@@ -592,11 +592,11 @@ def test_link_lost_before_answer_stays_lost() -> None:
 
 def test_illegal_frame_for_session_drops_link() -> None:
     for frame in (
-        VALID[Kind.MSG]._replace(number=2),
-        VALID[Kind.DROP]._replace(number=2),
-        VALID[Kind.DROP]._replace(value=2**64 - 1),
-        VALID[Kind.ACK]._replace(number=2),
-        VALID[Kind.MSG]._replace(value=1),
+        VALID[FrameKind.MSG]._replace(number=2),
+        VALID[FrameKind.DROP]._replace(number=2),
+        VALID[FrameKind.DROP]._replace(value=2**64 - 1),
+        VALID[FrameKind.ACK]._replace(number=2),
+        VALID[FrameKind.MSG]._replace(value=1),
     ):
         assert isinstance(only_lost(feed(opened(), frame)), ProtocolError)
 
@@ -607,9 +607,9 @@ def test_memory_error_drops_link() -> None:
             raise MemoryError("no memory")
 
     connection = in_state(State.GREETED)
-    greeting = Greeting.read(VALID[Kind.INI])
+    greeting = Greeting.read(VALID[FrameKind.INI])
     connection.accept(Session(TOKEN, OPTIONS, Full()), greeting, resumed=False, now=0.0)
-    assert isinstance(only_lost(feed(connection, VALID[Kind.MSG])), MemoryError)
+    assert isinstance(only_lost(feed(connection, VALID[FrameKind.MSG])), MemoryError)
 
 
 def test_server_without_session_begins_new_epoch() -> None:
@@ -674,7 +674,7 @@ def held(connection: Connection) -> tuple[int, int]:
 
 
 def whole(number: int, size: int = 2) -> bytes:
-    return Frame(Kind.MSG, length=size, number=number, value=size, body=bytes([number]) * size).whole()
+    return Frame(FrameKind.MSG, length=size, number=number, value=size, body=bytes([number]) * size).whole()
 
 
 def talking(*messages: Outgoing) -> Connection:
@@ -692,10 +692,10 @@ def test_small_messages_and_acks_are_received() -> None:
     connection.probe(1.0)
     assert connection.session is not None
     connection.session.confirmed = False
-    assert connection.feed(memoryview(whole(2) + VALID[Kind.ACK].whole() + whole(3)), 1.5) == []
+    assert connection.feed(memoryview(whole(2) + VALID[FrameKind.ACK].whole() + whole(3)), 1.5) == []
     assert (arrived(connection), one.times, held(connection)) == ([b"\2\2", b"\3\3"], 1, (3, 0))
     assert connection.session.confirmed
-    assert kinds(sent(connection, 1.5)) == [Kind.PING]
+    assert kinds(sent(connection, 1.5)) == [FrameKind.PING]
     assert connection.tick(10.0) == []
     assert connection.deadline() == 11.5
 
@@ -728,7 +728,7 @@ def test_part_of_message_survives_link_loss(size: int) -> None:
 def test_frames_behind_fault_are_ignored() -> None:
     one, other = message(), message()
     connection = talking(one, other)
-    events = connection.feed(memoryview(whole(2) + whole(2) + whole(3) + VALID[Kind.ACK].whole()), 0.0)
+    events = connection.feed(memoryview(whole(2) + whole(2) + whole(3) + VALID[FrameKind.ACK].whole()), 0.0)
     assert isinstance(only_lost(events), ProtocolError)
     assert (arrived(connection), held(connection), one.times) == ([b"\2\2"], (2, 0), 0)
 
@@ -759,18 +759,18 @@ def test_either_side_may_close_first_without_loss(order: tuple[str, ...], waitin
 def test_side_that_received_fin_may_send() -> None:
     first = message()
     server = opened(OPTIONS, 0.0, first)
-    feed(server, VALID[Kind.FIN])
+    feed(server, VALID[FrameKind.FIN])
     assert server.state is State.ENDING
     assert server.session is not None
     second = put(server)
-    assert kinds(sent(server)) == [Kind.MSG]
+    assert kinds(sent(server)) == [FrameKind.MSG]
     server.session.closing = True
     assert server.close() == []
     assert kinds(sent(server)) == []
-    events = feed(server, VALID[Kind.ACK]._replace(number=2))
+    events = feed(server, VALID[FrameKind.ACK]._replace(number=2))
     assert [type(event) for event in events] == [Finished]
     assert (first.times, second.times) == (1, 1)
-    assert kinds(sent(server)) == [Kind.FIN]
+    assert kinds(sent(server)) == [FrameKind.FIN]
     assert server.closed
 
 
@@ -780,11 +780,11 @@ def test_side_that_sent_fin_still_acknowledges() -> None:
     server.session.closing = True
     assert server.close() == []
     assert kinds(sent(server)) == []  # one message is not acknowledged
-    feed(server, VALID[Kind.ACK])
-    assert kinds(sent(server)) == [Kind.FIN]
-    feed(server, VALID[Kind.MSG], VALID[Kind.PING])
-    assert kinds(sent(server)) == [Kind.PING, Kind.ACK]
-    (event,) = feed(server, VALID[Kind.FIN])
+    feed(server, VALID[FrameKind.ACK])
+    assert kinds(sent(server)) == [FrameKind.FIN]
+    feed(server, VALID[FrameKind.MSG], VALID[FrameKind.PING])
+    assert kinds(sent(server)) == [FrameKind.PING, FrameKind.ACK]
+    (event,) = feed(server, VALID[FrameKind.FIN])
     assert isinstance(event, Finished)
     assert event.over
     assert server.closed
@@ -816,7 +816,7 @@ def test_session_closed_without_link_sends_fin_on_next() -> None:
 
 
 def test_message_and_fin_in_every_division() -> None:
-    data = VALID[Kind.MSG].whole() + VALID[Kind.FIN].whole()
+    data = VALID[FrameKind.MSG].whole() + VALID[FrameKind.FIN].whole()
     for cut in range(len(data) + 1):
         connection = opened()
         events = list(
@@ -829,13 +829,13 @@ def test_message_and_fin_in_every_division() -> None:
 
 def test_lost_connection_releases_message_without_gc() -> None:
     connection = Connection(SERVER, OPTIONS, 0.0)
-    (hello,) = feed(connection, VALID[Kind.INI])
+    (hello,) = feed(connection, VALID[FrameKind.INI])
     assert isinstance(hello, Hello)
     memory = Memory()
     connection.accept(Session(TOKEN, OPTIONS, memory), hello.greeting, resumed=False, now=0.0)
     size = 2**20
-    feed(connection, Frame(Kind.MSG, length=1000, number=1, value=size, body=bytes(1000)))
-    connection.feed(memoryview(Frame(Kind.MSG, length=1000, number=1, value=size).header() + b"a part"), 0.0)
+    feed(connection, Frame(FrameKind.MSG, length=1000, number=1, value=size, body=bytes(1000)))
+    connection.feed(memoryview(Frame(FrameKind.MSG, length=1000, number=1, value=size).header() + b"a part"), 0.0)
     gc.disable()
     try:
         connection.detach()

@@ -18,7 +18,7 @@ from netq.protocol import codec
 from netq.protocol.codec import Outgoing
 from netq.protocol.sender import Sender
 from netq.protocol.session import Session
-from netq.testing.lossy_pair import End, LossyPair
+from netq.testing.lossy_pair import LossyPair, PairEnd
 
 pytestmark = pytest.mark.slow
 
@@ -52,10 +52,10 @@ class Divided(LossyPair):
     was cut. A conversation that is not cut is divided throughout.
     """
 
-    def deliver(self, end: End, count: int) -> int:
+    def deliver(self, end: PairEnd, count: int) -> int:
         return super().deliver(end, count if self._divides(end) else len(end.wire))
 
-    def _divides(self, end: End) -> bool:
+    def _divides(self, end: PairEnd) -> bool:
         if self._cuts and self._cuts[0] - self.moved <= len(end.wire):
             return True
         if len(self.links) == 1:
@@ -81,8 +81,8 @@ class Conversation:
 
     def __init__(self, pair: LossyPair, close: Callable[[LossyPair], None]) -> None:
         self.pair = pair
-        self.sent: dict[End, list[Outgoing]] = {pair.client: [], pair.server: []}
-        self.expected: dict[End, dict[int, list[bytes]]] = {pair.client: {}, pair.server: {}}
+        self.sent: dict[PairEnd, list[Outgoing]] = {pair.client: [], pair.server: []}
+        self.expected: dict[PairEnd, dict[int, list[bytes]]] = {pair.client: {}, pair.server: {}}
         self._speak()
         close(pair)
         pair.run()
@@ -105,7 +105,7 @@ class Conversation:
         pair.run()
         self._put(pair.server, b"the last")
 
-    def _put(self, end: End, *buffers: bytes, lane: int = 0, kept: bool = True) -> Outgoing:
+    def _put(self, end: PairEnd, *buffers: bytes, lane: int = 0, kept: bool = True) -> Outgoing:
         message = self.pair.put(end, *buffers, lane=lane)
         self.sent[end].append(message)
         if kept:
@@ -235,7 +235,7 @@ class Chatter(Conversation):
         self._put_small(pair.client, SMALL_ONES + 1)
         pair.run()
 
-    def _put_small(self, end: End, n: int) -> None:
+    def _put_small(self, end: PairEnd, n: int) -> None:
         self._put(end, bytes([65 + n, end is self.pair.client]) * (3 * n % 7), lane=n % self._lanes)
 
 

@@ -7,7 +7,7 @@ import pytest
 from netq.protocol.flow_control import CREDIT, Budget, Claim
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
-from netq.protocol.wire import OVERHEAD, Frame, Kind
+from netq.protocol.wire import OVERHEAD, Frame, FrameKind
 
 SIZE = 10 * CREDIT
 LARGE = 5 * CREDIT  # bytes of a message: only one of them fits besides another lane's credit
@@ -30,7 +30,7 @@ class Lane:
         number = self.receiver.held + 1
         for part in (length,) if self.receiver.partial else (1, length - 1):
             if part:
-                self.receiver.place(Frame(Kind.MSG, length=part, number=number, value=size))
+                self.receiver.place(Frame(FrameKind.MSG, length=part, number=number, value=size))
                 if self.receiver.received(part) is not None:
                     self._mark += size + OVERHEAD
 
@@ -196,7 +196,7 @@ def test_returning_peer_resumes_with_more_than_half() -> None:
 def test_message_with_header_only_is_discarded_with_link() -> None:
     """Its sender does not know that it has begun, and may put another in its place."""
     lane = Lane(Budget(SIZE))
-    lane.receiver.place(Frame(Kind.MSG, length=10, number=1, value=LARGE))
+    lane.receiver.place(Frame(FrameKind.MSG, length=10, number=1, value=LARGE))
     lane.receiver.interrupted(0)
     lane.receiver.pause()
     lane.receiver.resume()
@@ -209,7 +209,7 @@ def test_room_of_message_with_header_only_is_freed() -> None:
     budget = Budget(SIZE)
     lane, other = Lane(budget), Lane(budget)
     lane.come(CREDIT // 2, CREDIT // 2)
-    lane.receiver.place(Frame(Kind.MSG, length=10, number=2, value=100 * SIZE))
+    lane.receiver.place(Frame(FrameKind.MSG, length=10, number=2, value=100 * SIZE))
     assert lane.may_end(100 * SIZE)
     lane.receiver.interrupted(0)
     lane.receiver.pause()
@@ -239,7 +239,7 @@ def test_room_is_freed_after_memory_error(merge: bool) -> None:
     budget = Budget(SIZE)
     receiver = Receiver(0, CREDIT, Full(budget=budget), merge=merge)
     with pytest.raises(MemoryError):
-        receiver.place(Frame(Kind.MSG, length=10, number=1, value=LARGE))
+        receiver.place(Frame(FrameKind.MSG, length=10, number=1, value=LARGE))
     receiver.pause()
     assert (budget.used, receiver.limit) == (0, CREDIT)
 
@@ -247,7 +247,7 @@ def test_room_is_freed_after_memory_error(merge: bool) -> None:
 def test_only_a_message_that_does_not_wait_gets_recycled_memory() -> None:
     """A recycled block has all its pages: those that wait would hold many times what has come of them."""
     memory = Memory(budget=Budget(SIZE))
-    begin, idle = Frame(Kind.MSG, length=1, number=1, value=LARGE), []
+    begin, idle = Frame(FrameKind.MSG, length=1, number=1, value=LARGE), []
     lanes = [Receiver(number, CREDIT, memory, merge=True) for number in range(3)]
     for receiver in lanes:
         memory.take(LARGE).release()
@@ -304,7 +304,7 @@ def test_drop_frees_no_untaken_message(size: int) -> None:
     lane = Lane(budget)
     lane.come(LARGE, LARGE)
     used = budget.used
-    lane.receiver.dropped(Frame(Kind.DROP, number=2, value=size))
+    lane.receiver.dropped(Frame(FrameKind.DROP, number=2, value=size))
     assert budget.used >= used - CREDIT
     assert lane.receiver.limit - lane.receiver._freed_room >= LARGE
     lane.take()

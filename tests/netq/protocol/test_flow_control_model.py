@@ -10,7 +10,7 @@ from netq.protocol import flow_control as budget_module
 from netq.protocol.flow_control import Budget
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
-from netq.protocol.wire import OVERHEAD, Frame, Kind
+from netq.protocol.wire import OVERHEAD, Frame, FrameKind
 
 SIZES = (0, 1, 10, 300, 900, 1500, 5000, 15_000, 40_000)
 LARGEST = max(SIZES)
@@ -34,7 +34,7 @@ class Peer:
         if chance < 0.5:
             self.send(self._chance.random() < 0.5)
         elif chance < 0.55 and self._up and self._size is not None:
-            self._receiver.dropped(Frame(Kind.DROP, number=self._receiver.held + 1, value=self._size))
+            self._receiver.dropped(Frame(FrameKind.DROP, number=self._receiver.held + 1, value=self._size))
             self._size = None
         elif chance < 0.75:
             self.take(self._chance.randint(0, len(self._untaken)))
@@ -63,7 +63,7 @@ class Peer:
             return
         length = min(room, self._size - receiver.partial)
         length = self._chance.randint(1, length) if part and length else length
-        receiver.place(Frame(Kind.MSG, length=length, number=receiver.held + 1, value=self._size))
+        receiver.place(Frame(FrameKind.MSG, length=length, number=receiver.held + 1, value=self._size))
         if receiver.received(length) is not None:
             self._mark += self._size + OVERHEAD
             self._untaken.append((receiver, receiver.held, self._mark))

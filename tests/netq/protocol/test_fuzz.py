@@ -23,7 +23,7 @@ from netq.protocol.connection import Connection, State
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.memory import Memory
 from netq.protocol.session import Session
-from netq.protocol.wire import Cursor, Frame, Greeting, Kind
+from netq.protocol.wire import Cursor, Frame, FrameKind, Greeting
 from netq.testing.lossy_pair import CLIENT_ID, SERVER_ID, TOKEN, LossyPair
 from netq.utils.stream import Stream
 
@@ -56,7 +56,7 @@ class Watched(Session):
         stop = super().take_small(data, low, high)
         assert low <= stop <= high
         for frame in split(bytes(data[low:stop])):
-            short[Kind(frame[0]).name] += 1
+            short[FrameKind(frame[0]).name] += 1
         return stop
 
 
@@ -181,7 +181,7 @@ def kinds(data: bytes) -> set[int]:
 
 
 def test_valid_exchange_has_all_kinds() -> None:
-    assert kinds(TO_SERVER) | kinds(TO_CLIENT) == {kind.value for kind in Kind}
+    assert kinds(TO_SERVER) | kinds(TO_CLIENT) == {kind.value for kind in FrameKind}
     victim = attack("valid", TO_SERVER, server=True)
     assert [type(event) for event in victim.events] == [Hello, Opened, Finished, Finished]
     assert victim.arrived == [b"", b"one message" * 5]
@@ -291,7 +291,7 @@ FRAMES = st.builds(
     lambda kind, flags, lane, body, length, number, value: Frame(
         kind, flags, lane, len(body) if length is None else length % 2**32, number, value, body
     ).whole(),
-    st.sampled_from(Kind),
+    st.sampled_from(FrameKind),
     st.sampled_from([0, 0, 0, 1, 2]),
     st.sampled_from([0, 0, 0, 1, 15, 16]),
     st.binary(max_size=20),
@@ -303,7 +303,7 @@ GREETED = {True: next(split(TO_SERVER)), False: next(split(TO_CLIENT))}
 PREFIXES: dict[State, Callable[[bool], bytes]] = {
     State.OPENING: lambda server: b"",
     State.OPEN: lambda server: GREETED[server],
-    State.ENDING: lambda server: GREETED[server] + Frame(Kind.FIN).whole(),
+    State.ENDING: lambda server: GREETED[server] + Frame(FrameKind.FIN).whole(),
 }
 quick = settings(max_examples=250, derandomize=True, database=None)
 
@@ -337,14 +337,14 @@ def test_random_plausible_frames(server: bool) -> None:
         frames = [GREETED[server]]
         number = dict.fromkeys(range(3), 1)
         for _ in range(chance.randrange(20)):
-            kind = chance.choice([Kind.MSG, Kind.MSG, Kind.DROP, Kind.ACK, Kind.PING])
+            kind = chance.choice([FrameKind.MSG, FrameKind.MSG, FrameKind.DROP, FrameKind.ACK, FrameKind.PING])
             lane, size = chance.randrange(3), chance.choice([0, 1, 20, 100, 4000])
-            length = min(size, chance.choice([20, 100, 4000])) if kind is Kind.MSG else 0
-            odd = chance.random() < 0.1 and kind in (Kind.ACK, Kind.DROP)
+            length = min(size, chance.choice([20, 100, 4000])) if kind is FrameKind.MSG else 0
+            odd = chance.random() < 0.1 and kind in (FrameKind.ACK, FrameKind.DROP)
             value = chance.choice([10**6, 2**63 - 1000, 2**63, 2**64 - 1]) if odd else size
-            current = number[lane] if kind in (Kind.MSG, Kind.DROP) else 0
+            current = number[lane] if kind in (FrameKind.MSG, FrameKind.DROP) else 0
             frames.append(Frame(kind, 0, lane if current else 0, length, current, value, bytes(length)).whole())
-            number[lane] += bool((current and length == size) or kind is Kind.DROP)
+            number[lane] += bool((current and length == size) or kind is FrameKind.DROP)
         attack("believable", b"".join(frames), server=server, merge=chance.random() < 0.5)
 
 
@@ -352,7 +352,7 @@ def test_header_never_allocates_more_than_message_size() -> None:
     chance = random.Random(7)
     for _ in range(3000):
         header = Frame(
-            Kind.MSG,
+            FrameKind.MSG,
             0,
             0,
             chance.randrange(1, 2 ** chance.randrange(1, 33)),

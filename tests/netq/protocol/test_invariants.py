@@ -29,7 +29,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from netq.options import ConnectionOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.wire import OVERHEAD
-from netq.testing.lossy_pair import End, LossyPair
+from netq.testing.lossy_pair import LossyPair, PairEnd
 
 # A quarter of the window is more than a message of no bytes gives back: a grant has to come for another reason too.
 OPTIONS = ConnectionOptions(transport_size=100, window=1300, heartbeat=10.0, misses=3)
@@ -64,7 +64,7 @@ class Conversation(RuleBasedStateMachine):
         self.restarts = 0
         self.pair.run()
 
-    def end(self, side: bool) -> End:
+    def end(self, side: bool) -> PairEnd:
         return self.pair.client if side is CLIENT else self.pair.server
 
     # What may happen.
@@ -212,7 +212,7 @@ class Conversation(RuleBasedStateMachine):
             if acked[letter.message]:
                 assert letter.begun or not letter.cancelled, "the peer never knew of it"
 
-    def check_window(self, end: End) -> None:
+    def check_window(self, end: PairEnd) -> None:
         """I4: each message began within the window, unless both sides close: then all is let in (Session.close).
 
         After the end of a session nothing comes any more.

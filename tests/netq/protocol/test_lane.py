@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from netq.protocol.wire import OVERHEAD, Cursor, Kind
+from netq.protocol.wire import OVERHEAD, Cursor, FrameKind
 from tests.netq.protocol.lanes import (
     WINDOW,
     acked,
@@ -90,7 +90,7 @@ def test_batches_and_chunks_keep_order_and_window(seed: int) -> None:
         else:
             frames = [next_frame(one, chance.choice([1, 50, 100]))] if one.ready else []
         for frame in frames:
-            if frame.kind is Kind.DROP:
+            if frame.kind is FrameKind.DROP:
                 other.dropped(frame)
             elif (whole := arrive(other, frame)) is not None:
                 got.append(bytes(whole))

@@ -18,7 +18,7 @@ from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
 from netq.protocol.sender import Sender
 from netq.protocol.session import Session
-from netq.protocol.wire import Code, Cursor, Frame, Greeting, Kind
+from netq.protocol.wire import Code, Cursor, Frame, FrameKind, Greeting
 from netq.utils.stream import PickleSerializer, Stream
 from tests.netq.parsing import Parser
 from tests.pages import Page
@@ -30,22 +30,22 @@ TOKEN = b"sixteen byte key"
 MIB = 1024**2
 
 FRAMES = {
-    "MSG": Frame(Kind.MSG, lane=1, length=5, number=2, value=300, body=b"hello"),
-    "ACK": Frame(Kind.ACK, lane=1, number=2, value=67109376),
-    "DROP": Frame(Kind.DROP, number=3, value=72),
-    "PING": Frame(Kind.PING, number=10**10),
-    "ANSWER": Frame(Kind.PING, wire.ANSWER, number=10**10),
-    "FIN": Frame(Kind.FIN),
-    "REFUSED": Frame(Kind.FIN, length=4, number=Code.REFUSED, body=b"busy"),
+    "MSG": Frame(FrameKind.MSG, lane=1, length=5, number=2, value=300, body=b"hello"),
+    "ACK": Frame(FrameKind.ACK, lane=1, number=2, value=67109376),
+    "DROP": Frame(FrameKind.DROP, number=3, value=72),
+    "PING": Frame(FrameKind.PING, number=10**10),
+    "ANSWER": Frame(FrameKind.PING, wire.ANSWER, number=10**10),
+    "FIN": Frame(FrameKind.FIN),
+    "REFUSED": Frame(FrameKind.FIN, length=4, number=Code.REFUSED, body=b"busy"),
     "INI": Greeting(
         CLIENT, TOKEN, 2**40, MIB // 4, 10_000, (Cursor(2, 3, 8, 64 * MIB + 1024),), resume=True, epoch=1
     ).frame(),
 }
 
 NAMES = {
-    (Kind.INI, wire.RESUME): f"{wire.RESUME}: RESUME",
-    (Kind.PING, wire.LEAVING): f"{wire.LEAVING}: LEAVING",
-    (Kind.PING, wire.ANSWER): f"{wire.ANSWER}: ANSWER",
+    (FrameKind.INI, wire.RESUME): f"{wire.RESUME}: RESUME",
+    (FrameKind.PING, wire.LEAVING): f"{wire.LEAVING}: LEAVING",
+    (FrameKind.PING, wire.ANSWER): f"{wire.ANSWER}: ANSWER",
 }
 
 
@@ -107,13 +107,13 @@ def ends(rows: list[list[str]]) -> int:
 
 def test_kinds_and_flags() -> None:
     rows = PAGE.rows("kind", "frame", "flags")
-    kinds = {kind: [row for row in rows if int(row[0]) == kind] for kind in Kind}
+    kinds = {kind: [row for row in rows if int(row[0]) == kind] for kind in FrameKind}
     assert sum(map(len, kinds.values())) == len(rows)
     for kind, of_kind in kinds.items():
         assert of_kind[0][1] == kind.name
         flags = ", or ".join(row[2] for row in of_kind).split(", or ")
         assert flags == [NAMES.get((kind, flag), str(flag)) for flag in wire.FLAGS[kind]]
-    assert [row[1] for row in kinds[Kind.PING]] == ["PING", "ANSWER"]
+    assert [row[1] for row in kinds[FrameKind.PING]] == ["PING", "ANSWER"]
 
 
 def free_fields() -> set[tuple[str, str]]:
@@ -146,12 +146,12 @@ def sent(connection: Connection, limit: int = 1000, now: float = 0.0) -> bytes:
 
 RECEIVED = {  # a frame of each name that a server accepts, in a connection of `pair`; INI in an `unopened` one
     "INI": FRAMES["INI"],
-    "MSG": Frame(Kind.MSG, length=2, number=1, value=2, body=b"hi"),
-    "ACK": Frame(Kind.ACK, number=1, value=64 * MIB),
-    "DROP": Frame(Kind.DROP, number=1, value=2),
-    "PING": Frame(Kind.PING, number=7),
-    "ANSWER": Frame(Kind.PING, wire.ANSWER, number=7),
-    "FIN": Frame(Kind.FIN),
+    "MSG": Frame(FrameKind.MSG, length=2, number=1, value=2, body=b"hi"),
+    "ACK": Frame(FrameKind.ACK, number=1, value=64 * MIB),
+    "DROP": Frame(FrameKind.DROP, number=1, value=2),
+    "PING": Frame(FrameKind.PING, number=7),
+    "ANSWER": Frame(FrameKind.PING, wire.ANSWER, number=7),
+    "FIN": Frame(FrameKind.FIN),
 }
 
 
@@ -198,7 +198,7 @@ def test_free_fields_are_sent_as_0() -> None:
     server.refuse(Code.REFUSED, "busy")
     data += sent(server)
     frames = list(Parser().feed(data))
-    names = ["ANSWER" if frame[:2] == (Kind.PING, wire.ANSWER) else frame.kind.name for frame in frames]
+    names = ["ANSWER" if frame[:2] == (FrameKind.PING, wire.ANSWER) else frame.kind.name for frame in frames]
     assert set(names) == set(RECEIVED)
     free = free_fields()
     for name, frame in zip(names, frames, strict=True):
@@ -211,9 +211,11 @@ def test_codes_of_fin() -> None:
 
 def test_legality_table() -> None:
     ((head, *rows),) = PAGE.tables("state", "entered when")
-    kinds = [kind.name for kind in Kind]
+    kinds = [kind.name for kind in FrameKind]
     assert head[2:] == kinds
-    page = {State[row[0]]: {Kind[k] for k, cell in zip(kinds, row[2:], strict=True) if cell == "yes"} for row in rows}
+    page = {
+        State[row[0]]: {FrameKind[k] for k, cell in zip(kinds, row[2:], strict=True) if cell == "yes"} for row in rows
+    }
     assert page == LEGAL
 
 
@@ -225,11 +227,11 @@ def test_limits() -> None:
         "bytes that a message counts besides its own": wire.OVERHEAD,
         "positions of a lane, below": wire.POSITIONS,
         "epochs of a session, below": wire.EPOCHS,
-        "bytes of an INI, at least": LENGTH[Kind.INI][0],
+        "bytes of an INI, at least": LENGTH[FrameKind.INI][0],
         "bytes of an INI of version 1, at least": wire.GREETING_SIZE,
-        "bytes of an INI, at most": LENGTH[Kind.INI][1],
-        "bytes of a chunk, at most": LENGTH[Kind.MSG][1],
-        "bytes of a FIN's reason, at most": LENGTH[Kind.FIN][1],
+        "bytes of an INI, at most": LENGTH[FrameKind.INI][1],
+        "bytes of a chunk, at most": LENGTH[FrameKind.MSG][1],
+        "bytes of a FIN's reason, at most": LENGTH[FrameKind.FIN][1],
     }
 
 
@@ -245,7 +247,7 @@ def test_example_of_flow_control() -> None:
         header, body = sender.chunk(1000)
         number, size = struct.unpack_from("<QQ", header, 8)
         length = body.size if body else 0
-        receiver.place(Frame(Kind.MSG, length=length, number=number, value=size))
+        receiver.place(Frame(FrameKind.MSG, length=length, number=number, value=size))
         receiver.received(length)
         see(row)
 

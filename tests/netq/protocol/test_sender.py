@@ -11,7 +11,7 @@ from netq.errors import ProtocolError
 from netq.protocol.codec import Outgoing
 from netq.protocol.memory import Memory
 from netq.protocol.sender import Part, Sender
-from netq.protocol.wire import HEADER_SIZE, OVERHEAD, Cursor, Frame, Kind
+from netq.protocol.wire import HEADER_SIZE, OVERHEAD, Cursor, Frame, FrameKind
 from netq.utils.stream import Stream
 from tests.netq.protocol.lanes import (
     LANE,
@@ -56,14 +56,14 @@ def test_a_message_leaves_in_chunks() -> None:
     one, (first,) = sender(250)
     frames = [next_frame(one) for _ in range(3)]
     assert [frame.length for frame in frames] == [100, 100, 50]
-    assert {(f.kind, f.lane, f.number, f.value) for f in frames} == {(Kind.MSG, 3, 1, 250)}
+    assert {(f.kind, f.lane, f.number, f.value) for f in frames} == {(FrameKind.MSG, 3, 1, 250)}
     assert b"".join(bytes(frame.body) for frame in frames) == bytes(first.data)
     assert not one.ready
 
 
 def test_empty_message_is_one_frame() -> None:
     one, _ = sender(0)
-    assert next_frame(one) == Frame(Kind.MSG, lane=3, number=1)
+    assert next_frame(one) == Frame(FrameKind.MSG, lane=3, number=1)
     assert not one.ready
 
 
@@ -282,10 +282,10 @@ def test_batch_has_whole_messages_with_numbers_and_positions() -> None:
     contents = [bytes(message.data) for message in messages]
     frames, size = batched(one)
     assert [(f.kind, f.lane, f.length, f.number, f.value) for f in frames] == [
-        (Kind.MSG, 3, 5, 1, 5),
-        (Kind.MSG, 3, 0, 2, 0),
-        (Kind.MSG, 3, 100, 3, 100),
-        (Kind.MSG, 3, 7, 4, 7),
+        (FrameKind.MSG, 3, 5, 1, 5),
+        (FrameKind.MSG, 3, 0, 2, 0),
+        (FrameKind.MSG, 3, 100, 3, 100),
+        (FrameKind.MSG, 3, 7, 4, 7),
     ]
     assert [bytes(frame.body) for frame in frames] == contents
     assert size == 4 * HEADER_SIZE + 112
@@ -510,4 +510,4 @@ def test_part_keeps_bytes_of_cancelled_message() -> None:
     assert part is not None
     assert b"".join(part.buffers()) == bytes(range(100))
     assert part.size == 100
-    assert one.chunk(100, 100) == (Frame(Kind.DROP, lane=3, number=1, value=250).header(), None)
+    assert one.chunk(100, 100) == (Frame(FrameKind.DROP, lane=3, number=1, value=250).header(), None)

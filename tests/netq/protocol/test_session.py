@@ -20,7 +20,7 @@ from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
 from netq.protocol.sender import SMALL, Part
 from netq.protocol.session import Session
-from netq.protocol.wire import ANSWER, ANY_LANE, EPOCHS, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind
+from netq.protocol.wire import ANSWER, ANY_LANE, EPOCHS, LEAVING, OVERHEAD, Cursor, Frame, FrameKind, Greeting
 from netq.testing.lossy_pair import LossyPair
 from netq.utils.stream import Stream
 from tests.netq.parsing import Parser
@@ -110,7 +110,7 @@ def acks(session: Session) -> list[Frame]:
 
 
 def ack(number: int, limit: int = 10_000, lane: int = 0) -> Frame:
-    return Frame(Kind.ACK, lane=lane, number=number, value=limit)
+    return Frame(FrameKind.ACK, lane=lane, number=number, value=limit)
 
 
 def granted(session: Session) -> int:
@@ -120,7 +120,7 @@ def granted(session: Session) -> int:
 
 def arrive(session: Session, number: int, size: int, lane: int = 0) -> Receiver:
     """Let a message of one chunk come."""
-    frame = Frame(Kind.MSG, lane=lane, length=size, number=number, value=size)
+    frame = Frame(FrameKind.MSG, lane=lane, length=size, number=number, value=size)
     session.place(frame)
     before = len(session.arrived)
     session.received(frame)
@@ -219,12 +219,15 @@ def test_cancelled_waiting_message_is_removed() -> None:
     assert one.queued == 2
     one.begin(greeting(), 1)
     frames = sent(one, limit=24 + 10 + 24 + 30)
-    assert [(f.kind, f.number, f.value, f.length) for f in frames] == [(Kind.MSG, 1, 10, 10), (Kind.MSG, 2, 130, 54)]
+    assert [(f.kind, f.number, f.value, f.length) for f in frames] == [
+        (FrameKind.MSG, 1, 10, 10),
+        (FrameKind.MSG, 2, 130, 54),
+    ]
     assert (third.number, third.start) == (2, first.stop)
     third.withdraw()
     one.withdraw(third)  # some of it has left: the peer must acknowledge it
     assert one.queued == 2
-    assert sent(one) == [Frame(Kind.DROP, number=2, value=130)]
+    assert sent(one) == [Frame(FrameKind.DROP, number=2, value=130)]
     assert acked(one, ack(2)) == [first, third]
     assert (one.queued, one.due, second.number) == (0, False, 0)
 
@@ -263,7 +266,7 @@ def test_handshake_rejects_queued_messages_too_large_for_peer() -> None:
     ((message, error),) = one.begin(greeting(message_size=10), 1)
     assert message is large
     assert isinstance(error, MessageTooLarge)
-    assert [(frame.kind, frame.number, frame.value) for frame in sent(one)] == [(Kind.MSG, 1, 5)]
+    assert [(frame.kind, frame.number, frame.value) for frame in sent(one)] == [(FrameKind.MSG, 1, 5)]
     assert acked(one, ack(1)) == [small]
     assert (one.queued, large.number, cancelled.number) == (0, 0, 0)
     assert (large.withdrawn, large.waits) == (False, False)
@@ -604,12 +607,12 @@ def test_limit_never_shrinks() -> None:
 def test_arriving_counts_bytes_of_incomplete_messages() -> None:
     one = session()
     for lane, number, size in ((0, 1, 100), (3, 1, 70)):
-        part = Frame(Kind.MSG, lane=lane, length=40, number=number, value=size)
+        part = Frame(FrameKind.MSG, lane=lane, length=40, number=number, value=size)
         one.place(part)
         one.received(part)
         assert not one.arrived
     assert (one.arriving, one.expected) == (80, 170)
-    rest = Frame(Kind.MSG, lane=3, length=30, number=1, value=70)
+    rest = Frame(FrameKind.MSG, lane=3, length=30, number=1, value=70)
     one.place(rest)
     one.received(rest)
     assert [(item[2].lane, len(item[1]), item[3]) for item in one.arrived] == [(3, 70, 70 + OVERHEAD)]
@@ -649,7 +652,7 @@ def test_small_grant_goes_with_next_ack() -> None:
 
 def test_drop_is_acknowledged() -> None:
     one = session()
-    one.dropped(Frame(Kind.DROP, number=1, value=50))
+    one.dropped(Frame(FrameKind.DROP, number=1, value=50))
     assert acks(one) == [ack(1, limit=10_306)]
 
 
@@ -659,7 +662,7 @@ def test_drop_is_acknowledged() -> None:
 def msg(number: int, size: int, lane: int = 0, flags: int = 0) -> Frame:
     """A whole message of one frame; no two alike."""
     body = bytes((7 * number + 3 * lane + n) % 256 for n in range(size))
-    return Frame(Kind.MSG, flags, lane, size, number, size, body)
+    return Frame(FrameKind.MSG, flags, lane, size, number, size, body)
 
 
 def take_small(session: Session, *frames: Frame | bytes) -> int:
@@ -693,7 +696,7 @@ def test_short_path_takes_small_messages_and_acks() -> None:
     size = sum(24 + frame.length for frame in frames)
     assert take_small(one, *frames) == size
     lanes = {0: [10, 0, 100, 1], 3: [7]}
-    wanted = [frame for frame in frames if frame.kind is Kind.MSG]
+    wanted = [frame for frame in frames if frame.kind is FrameKind.MSG]
     assert [(peer, data, receiver.lane) for peer, data, receiver, _ in one.arrived] == [
         (PEER, frame.body, frame.lane) for frame in wanted
     ]
@@ -718,7 +721,7 @@ def test_short_path_copies_messages() -> None:
 def test_short_path_continues_after_drop() -> None:
     one = primed()
     assert take_small(one, msg(2, 10)) == 34
-    one.dropped(Frame(Kind.DROP, number=3, value=50))
+    one.dropped(Frame(FrameKind.DROP, number=3, value=50))
     assert take_small(one, msg(4, 20)) == 44
     assert [item[3] for item in one.arrived] == [5 + 10 + 2 * 256, 5 + 10 + 20 + 3 * 256]
     assert take(one, 2) is False
@@ -740,15 +743,15 @@ def half(frame: Frame, size: int) -> bytes:
 
 
 STOPS: dict[str, Frame | bytes] = {
-    "a chunk, the first": Frame(Kind.MSG, length=10, number=3, value=11, body=bytes(10)),
-    "a chunk of more than there is": Frame(Kind.MSG, length=10, number=3, value=9, body=bytes(10)),
-    "a chunk of nothing": Frame(Kind.MSG, number=3, value=9),
-    "DROP": Frame(Kind.DROP, number=3, value=9),
-    "PING": Frame(Kind.PING),
-    "PING, LEAVING": Frame(Kind.PING, LEAVING),
-    "PING, ANSWER": Frame(Kind.PING, ANSWER),
-    "FIN": Frame(Kind.FIN),
-    "FIN with a reason": Frame(Kind.FIN, length=4, number=1, body=b"busy"),
+    "a chunk, the first": Frame(FrameKind.MSG, length=10, number=3, value=11, body=bytes(10)),
+    "a chunk of more than there is": Frame(FrameKind.MSG, length=10, number=3, value=9, body=bytes(10)),
+    "a chunk of nothing": Frame(FrameKind.MSG, number=3, value=9),
+    "DROP": Frame(FrameKind.DROP, number=3, value=9),
+    "PING": Frame(FrameKind.PING),
+    "PING, LEAVING": Frame(FrameKind.PING, LEAVING),
+    "PING, ANSWER": Frame(FrameKind.PING, ANSWER),
+    "FIN": Frame(FrameKind.FIN),
+    "FIN with a reason": Frame(FrameKind.FIN, length=4, number=1, body=b"busy"),
     "INI": Greeting(PEER, b"t" * 16, 1, 1, 1).frame(),
     "of no kind": bytes([0]) + msg(3, 5).whole()[1:],
     "of an unknown kind": bytes([7]) + msg(3, 5).whole()[1:],
@@ -758,15 +761,15 @@ STOPS: dict[str, Frame | bytes] = {
     "the largest number": msg(2**64 - 1, 10),
     "beyond the window": msg(3, 10_000 - 527),
     "larger than is small": msg(3, LITTLE + 1),
-    "larger than any": Frame(Kind.MSG, length=2**32 - 1, number=3, value=2**32 - 1),
+    "larger than any": Frame(FrameKind.MSG, length=2**32 - 1, number=3, value=2**32 - 1),
     "a flag": msg(3, 10, flags=1),
     "all flags": msg(3, 10, flags=255),
     "a lane on which nothing has come": msg(1, 10, lane=2),
     "no lane": msg(3, 10, lane=16),
     "the last lane of all": msg(3, 10, lane=65535),
-    "an ACK with a flag": Frame(Kind.ACK, 1, number=2, value=20_000),
-    "an ACK with all flags": Frame(Kind.ACK, 255, number=2, value=20_000),
-    "an ACK with a body": Frame(Kind.ACK, length=5, number=2, value=20_000, body=b"12345"),
+    "an ACK with a flag": Frame(FrameKind.ACK, 1, number=2, value=20_000),
+    "an ACK with all flags": Frame(FrameKind.ACK, 255, number=2, value=20_000),
+    "an ACK with a body": Frame(FrameKind.ACK, length=5, number=2, value=20_000, body=b"12345"),
     "an ACK of what was not sent": ack(4),
     "an ACK of the largest number": ack(2**64 - 1),
     "an ACK of a lane that has sent nothing": ack(0, lane=3),
@@ -825,10 +828,10 @@ def test_short_path_observes_message_size() -> None:
 
 def test_short_path_waits_for_begun_message() -> None:
     one = primed()
-    part = Frame(Kind.MSG, length=10, number=2, value=15, body=bytes(10))
+    part = Frame(FrameKind.MSG, length=10, number=2, value=15, body=bytes(10))
     one.place(part)
     one.received(part)
-    rest = Frame(Kind.MSG, length=5, number=2, value=15, body=bytes(5))
+    rest = Frame(FrameKind.MSG, length=5, number=2, value=15, body=bytes(5))
     assert take_small(one, rest) == take_small(one, msg(3, 5)) == take_small(one, msg(2, 15)) == 0
     assert take_small(one, msg(2, 5, lane=3)) == 29, "another lane does not wait"
     one.place(rest)
@@ -839,7 +842,7 @@ def test_short_path_waits_for_begun_message() -> None:
 def test_short_path_waits_until_claimed_message_is_taken() -> None:
     """What it has of the budget is to be given back; that is for the loop's thread."""
     one = primed()
-    part = Frame(Kind.MSG, length=100, number=2, value=20_000)
+    part = Frame(FrameKind.MSG, length=100, number=2, value=20_000)
     one.place(part)
     one.received(part)
     rest = part._replace(length=19_900)
@@ -948,10 +951,10 @@ def believable(chance: random.Random) -> bytes:
         elif (kind := chance.random()) < 0.15:
             frames.append(ack(chance.choice([0, 0, 1, 1, 2, 4, 5]), chance.choice([0, 3000, 5000, 10**6]), lane))
         elif kind < 0.2:
-            frames.append(Frame(Kind.PING, chance.choice([0, 0, LEAVING])))
+            frames.append(Frame(FrameKind.PING, chance.choice([0, 0, LEAVING])))
         elif kind < 0.25:
             number[lane] += 1
-            frames.append(Frame(Kind.DROP, lane=lane, number=number[lane], value=size))
+            frames.append(Frame(FrameKind.DROP, lane=lane, number=number[lane], value=size))
         elif kind < 0.35 and size:
             number[lane] += 1
             whole, cut = msg(number[lane], size, lane), chance.randrange(size)
@@ -1101,7 +1104,10 @@ def test_restart_keeps_unsent_messages_in_order() -> None:
     assert lost == [whole, part]
     assert gone not in lost
     one.begin(greeting(epoch=2), 2)
-    assert [(f.kind, f.lane, f.number, f.value) for f in sent(one)] == [(Kind.MSG, 0, 1, 3), (Kind.MSG, 0, 2, 4)]
+    assert [(f.kind, f.lane, f.number, f.value) for f in sent(one)] == [
+        (FrameKind.MSG, 0, 1, 3),
+        (FrameKind.MSG, 0, 2, 4),
+    ]
     assert [message.number for message in kept] == [1, 2, 0]
     assert acked(one, ack(2)) == kept[:2]
 
@@ -1190,5 +1196,5 @@ def test_largest_options_fit_greeting() -> None:
     arrive(one, 1, 1000)
     take(one, 1)
     frame = one.greeting(PEER, resume=True).frame()
-    assert LENGTH[Kind.INI][0] <= frame.length <= LENGTH[Kind.INI][1]
+    assert LENGTH[FrameKind.INI][0] <= frame.length <= LENGTH[FrameKind.INI][1]
     assert Greeting.read(frame).cursors[0].limit > 2**61

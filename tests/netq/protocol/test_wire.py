@@ -22,8 +22,8 @@ from netq.protocol.wire import (
     Code,
     Cursor,
     Frame,
+    FrameKind,
     Greeting,
-    Kind,
     Reader,
     message_header,
 )
@@ -38,16 +38,16 @@ FRAMES = {
     "INI": Greeting(ID, TOKEN, 1, 1, 1).frame(),
     "INI with cursors": GREETING.frame(),
     "INI with all cursors": Greeting(ID, TOKEN, 1, 1, 1, tuple(Cursor(n, 0, 0, 0) for n in range(LANES))).frame(),
-    "MSG": Frame(Kind.MSG, lane=1, length=5, number=2, value=300, body=b"hello"),
-    "MSG of nothing": Frame(Kind.MSG, number=1),
-    "MSG of the largest numbers": Frame(Kind.MSG, lane=15, length=1, number=2**64 - 1, value=2**64 - 1, body=b"x"),
-    "ACK": Frame(Kind.ACK, lane=15, number=2, value=2**40),
-    "DROP": Frame(Kind.DROP, lane=3, number=3, value=72),
-    "PING": Frame(Kind.PING, number=1),
-    "PING of one who closes": Frame(Kind.PING, LEAVING, number=2**64 - 1),
-    "ANSWER": Frame(Kind.PING, ANSWER, number=2**64 - 1),
-    "FIN": Frame(Kind.FIN),
-    "FIN with a reason": Frame(Kind.FIN, length=4, number=Code.REFUSED, body=b"busy"),
+    "MSG": Frame(FrameKind.MSG, lane=1, length=5, number=2, value=300, body=b"hello"),
+    "MSG of nothing": Frame(FrameKind.MSG, number=1),
+    "MSG of the largest numbers": Frame(FrameKind.MSG, lane=15, length=1, number=2**64 - 1, value=2**64 - 1, body=b"x"),
+    "ACK": Frame(FrameKind.ACK, lane=15, number=2, value=2**40),
+    "DROP": Frame(FrameKind.DROP, lane=3, number=3, value=72),
+    "PING": Frame(FrameKind.PING, number=1),
+    "PING of one who closes": Frame(FrameKind.PING, LEAVING, number=2**64 - 1),
+    "ANSWER": Frame(FrameKind.PING, ANSWER, number=2**64 - 1),
+    "FIN": Frame(FrameKind.FIN),
+    "FIN with a reason": Frame(FrameKind.FIN, length=4, number=Code.REFUSED, body=b"busy"),
 }
 every_frame = pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 
@@ -95,7 +95,7 @@ def test_all_frames_in_any_division(step: int) -> None:
 
 def test_more_small_frames_than_scratch_holds() -> None:
     frames = [
-        Frame(Kind.MSG, length=n % 50, number=n, value=9, body=bytes([n % 256]) * (n % 50)) for n in range(1, 6000)
+        Frame(FrameKind.MSG, length=n % 50, number=n, value=9, body=bytes([n % 256]) * (n % 50)) for n in range(1, 6000)
     ]
     data = b"".join(frame.whole() for frame in frames)
     assert len(data) > 2 * SCRATCH
@@ -104,7 +104,7 @@ def test_more_small_frames_than_scratch_holds() -> None:
 
 def test_scratch_grows_for_busy_peer() -> None:
     one = Parser()
-    ping = Frame(Kind.PING).header()
+    ping = Frame(FrameKind.PING).header()
     assert len(list(one.feed(3 * ping, step=HEADER_SIZE))) == 3
     assert one.buffer().nbytes == IDLE
     assert len(list(one.feed(1000 * ping))) == 1000
@@ -116,7 +116,7 @@ def test_scratch_grows_for_busy_peer() -> None:
 def test_scratch_does_not_grow_for_large_bodies() -> None:
     one = Parser()
     for number in range(1, 4):
-        large = Frame(Kind.MSG, length=2 * SCRATCH, number=number, value=2 * SCRATCH, body=bytes(2 * SCRATCH))
+        large = Frame(FrameKind.MSG, length=2 * SCRATCH, number=number, value=2 * SCRATCH, body=bytes(2 * SCRATCH))
         assert list(one.feed(large.whole())) == [large]
         assert one.buffer().nbytes == IDLE
 
@@ -213,7 +213,7 @@ class Taker:
         self.shown.append(bytes(data[low:high]))
         while high - low >= HEADER_SIZE and len(self.taken) < self._refuses:
             kind, _, _, length, _, _ = struct.unpack_from("<BBHIQQ", data, low)
-            if kind not in (Kind.MSG, Kind.ACK) or length > self._most or high - low < HEADER_SIZE + length:
+            if kind not in (FrameKind.MSG, FrameKind.ACK) or length > self._most or high - low < HEADER_SIZE + length:
                 break
             self.taken.append(bytes(data[low : low + HEADER_SIZE + length]))
             low += HEADER_SIZE + length
@@ -231,13 +231,13 @@ def test_take_gets_frames_before_place(step: int) -> None:
     sent = [*FRAMES.values()] * 3
     taker = Taker(5)
     got = list(taking(taker).feed(b"".join(frame.whole() for frame in sent), step))
-    wanted = [frame.whole() for frame in sent if frame.kind in (Kind.MSG, Kind.ACK)]
-    others = [frame for frame in sent if frame.kind not in (Kind.MSG, Kind.ACK)]
+    wanted = [frame.whole() for frame in sent if frame.kind in (FrameKind.MSG, FrameKind.ACK)]
+    others = [frame for frame in sent if frame.kind not in (FrameKind.MSG, FrameKind.ACK)]
     taken = collections.Counter(taker.taken)
     assert taken + collections.Counter(frame.whole() for frame in got) == collections.Counter(
         frame.whole() for frame in sent
     )
-    assert [frame for frame in got if frame.kind not in (Kind.MSG, Kind.ACK)] == others
+    assert [frame for frame in got if frame.kind not in (FrameKind.MSG, FrameKind.ACK)] == others
     if step > 1000:
         assert taker.taken == wanted
         assert got == others
@@ -271,7 +271,7 @@ def test_take_needs_whole_header_outside_body() -> None:
 
 
 def message(size: int, number: int = 1) -> bytes:
-    return Frame(Kind.MSG, length=size, number=number, value=size, body=bytes([number % 256]) * size).whole()
+    return Frame(FrameKind.MSG, length=size, number=number, value=size, body=bytes([number % 256]) * size).whole()
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -310,7 +310,7 @@ def test_greeting_has_all_fields() -> None:
 
 
 def ini(body: bytes) -> Frame:
-    return Frame(Kind.INI, length=len(body), body=body)
+    return Frame(FrameKind.INI, length=len(body), body=body)
 
 
 def changed(at: int, layout: str, *values: object) -> Frame:

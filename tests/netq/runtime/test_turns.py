@@ -22,13 +22,13 @@ from netq.protocol.connection import Connection
 from netq.protocol.events import Event, Hello, Lost
 from netq.protocol.memory import Memory
 from netq.protocol.session import Session
-from netq.protocol.wire import HEADER_SIZE, Frame, Greeting, Kind
+from netq.protocol.wire import HEADER_SIZE, Frame, FrameKind, Greeting
 from netq.runtime.link import Link as AnyLink
 from netq.runtime.stream_link import Link
 from netq.utils.stream import Stream
 
 LIMIT = 20.0
-PINGS = Frame(Kind.PING).header() * 20_000
+PINGS = Frame(FrameKind.PING).header() * 20_000
 
 
 class Server:
@@ -206,7 +206,7 @@ def test_one_turn_reads_little_of_many_small_frames(flood: Flood, monkeypatch: p
 def test_frames_behind_a_body_count_in_the_size_of_a_read(flood: Flood) -> None:
     flood.link.connection._reader._scratch = memoryview(bytearray(128 * 1024))  # as that of a busy peer
     flood.link._receive_size.size = MIN_READ
-    flood.sock.send(Frame(Kind.MSG, length=2, number=1, value=2).header() + b"a")
+    flood.sock.send(Frame(FrameKind.MSG, length=2, number=1, value=2).header() + b"a")
     flood.loops[0].turn()
     asked, recv_into = [], flood.stream.recv_into
 
@@ -243,7 +243,7 @@ def send_message(talk: Flood, number: int) -> None:
     with loop.baton.lock:
         loop.baton.user_seen = time.monotonic()
         loop.baton.choose_phase()
-    talk.sock.sendall(Frame(Kind.MSG, length=5, number=number, value=5).header() + b"hello")
+    talk.sock.sendall(Frame(FrameKind.MSG, length=5, number=number, value=5).header() + b"hello")
     assert select.select([talk.far], [], [], LIMIT)[0]
 
 
@@ -252,7 +252,7 @@ def kinds(sent: bytes) -> list[int]:
     found = []
     while sent:
         found.append(sent[0])
-        sent = sent[HEADER_SIZE + (5 if sent[0] == Kind.MSG else 0) :]
+        sent = sent[HEADER_SIZE + (5 if sent[0] == FrameKind.MSG else 0) :]
     return found
 
 
@@ -271,7 +271,7 @@ def test_reply_carries_the_ack(talk: Flood) -> None:
         talk.loops[0].turn()
         talk.loops[0].turn()
         assert len(talk.stream.sent) == number, "sent in the turn after the message's"
-    assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK, Kind.MSG]] * 3
+    assert [kinds(sent) for sent in talk.stream.sent] == [[FrameKind.ACK, FrameKind.MSG]] * 3
     assert not talk.server.why
 
 
@@ -288,7 +288,7 @@ def test_ack_leaves_at_once_without_a_waiter(talk: Flood, calls: bool) -> None:
         while talk.stream.count == received:  # some turns leave the socket to a user who was active a moment ago
             talk.loops[0].turn()
         assert len(talk.stream.sent) == number, "sent in the message's turn"
-    assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK]] * 3
+    assert [kinds(sent) for sent in talk.stream.sent] == [[FrameKind.ACK]] * 3
     assert not talk.server.why
 
 
@@ -303,7 +303,7 @@ def test_ack_leaves_after_one_turn_without_a_reply(talk: Flood) -> None:
         assert len(talk.stream.sent) == number - 1, "a reply may come"
         talk.loops[0].turn()
         assert len(talk.stream.sent) == number, "sent in the next turn"
-    assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK]] * 3
+    assert [kinds(sent) for sent in talk.stream.sent] == [[FrameKind.ACK]] * 3
     assert not talk.server.why
 
 
@@ -326,7 +326,7 @@ def test_delayed_ack_leaves_after_a_long_turn(talk: Flood) -> None:
     if not talk.stream.sent:  # not in the long turn
         loop.turn()
     assert time.monotonic() - begin < 0.5
-    assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK]]
+    assert [kinds(sent) for sent in talk.stream.sent] == [[FrameKind.ACK]]
 
 
 def test_message_put_while_the_socket_is_full_leaves_later(talk: Flood) -> None:
@@ -341,7 +341,7 @@ def test_message_put_while_the_socket_is_full_leaves_later(talk: Flood) -> None:
     link.flush()
     talk.stream.room = 2**62
     talk.loops[0].turn()
-    assert kinds(b"".join(talk.stream.sent)) == [Kind.MSG] * 2
+    assert kinds(b"".join(talk.stream.sent)) == [FrameKind.MSG] * 2
 
 
 def test_answers_leave_under_a_flood_of_frames_and_calls(flood: Flood) -> None:

@@ -22,7 +22,7 @@ from OpenSSL import SSL
 
 from netq.errors import SecurityError
 from netq.security import authority
-from netq.security.authority import Algorithm, Kind, Signed, new_authority, sign
+from netq.security.authority import Algorithm, CertificateKind, Signed, new_authority, sign
 
 ID = uuid.UUID("7f0c5e0a-6f0e-4c0e-9d6b-0d3c1f2a4b5c")
 HOSTS = ["aggregator.local", "*.lab.example", "bücher.example", "10.0.0.7", "fe80::1"]
@@ -45,7 +45,7 @@ def test_server_certificate(signer: Signed) -> None:
     assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
     assert signed.certificate.public_key() == signed.key.public_key() != signer.key.public_key()
-    assert authority.kind_of(signed.certificate) is Kind.SERVER
+    assert authority.kind_of(signed.certificate) is CertificateKind.SERVER
     assert authority.hosts_of(signed.certificate) == (*HOSTS[:2], "xn--bcher-kva.example", *HOSTS[3:])
 
 
@@ -55,7 +55,7 @@ def test_client_certificate(signer: Signed) -> None:
     names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [*names] == [x509.UniformResourceIdentifier(f"urn:uuid:{ID}")]
     assert [*extensions.get_extension_for_class(x509.ExtendedKeyUsage).value] == [ExtendedKeyUsageOID.CLIENT_AUTH]
-    assert (authority.kind_of(certificate), authority.id_of(certificate)) == (Kind.CLIENT, ID)
+    assert (authority.kind_of(certificate), authority.id_of(certificate)) == (CertificateKind.CLIENT, ID)
     assert authority.hosts_of(certificate) == ()
 
 
@@ -63,7 +63,7 @@ def test_authority_signs_no_further_authority(signer: Signed) -> None:
     constraints = signer.certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert constraints.critical
     assert (constraints.value.ca, constraints.value.path_length) == (True, 0)
-    assert authority.kind_of(signer.certificate) is Kind.AUTHORITY
+    assert authority.kind_of(signer.certificate) is CertificateKind.AUTHORITY
 
 
 def test_each_authority_has_its_own_name(signer: Signed) -> None:
@@ -210,7 +210,7 @@ def test_certificate_of_another_authority_without_extensions(signer: Signed) -> 
     key = ed25519.Ed25519PrivateKey.generate()
     builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + DAY)
     certificate = builder.sign(key, None)
-    assert (authority.kind_of(certificate), authority.id_of(certificate)) == (Kind.CLIENT, None)
+    assert (authority.kind_of(certificate), authority.id_of(certificate)) == (CertificateKind.CLIENT, None)
     assert (authority.hosts_of(certificate), authority.algorithm_of(certificate)) == ((), None)
     assert not authority.is_signed_by(certificate, signer.certificate)
 

@@ -14,7 +14,7 @@ import pytest
 
 from netq.errors import SecurityError
 from netq.security import authority, certificates
-from netq.security.authority import Kind
+from netq.security.authority import CertificateKind
 from netq.security.certificates import Entry, Files, init, issue, revoke, show
 
 OWN = ("authority-key.pem", "authority.pem", "server-key.pem", "server.pem")
@@ -51,7 +51,12 @@ def test_init_writes_five_files(tmp_path: Path) -> None:
     assert init(folder) == Files(*(folder / name for name in ("authority.pem", "server-key.pem", "server.pem")))
     assert sorted(path.name for path in folder.iterdir()) == sorted([*OWN, "revoked.txt"])
     signer, server = show(folder)
-    assert (signer.kind, signer.problems, server.kind, server.problems) == (Kind.AUTHORITY, (), Kind.SERVER, ())
+    assert (signer.kind, signer.problems, server.kind, server.problems) == (
+        CertificateKind.AUTHORITY,
+        (),
+        CertificateKind.SERVER,
+        (),
+    )
     assert server.hosts == ("localhost", "127.0.0.1", "::1")
 
 
@@ -60,7 +65,7 @@ def test_issue_makes_three_files_for_a_client(folder: Path) -> None:
     assert files == Files(*(folder / name for name in ("authority.pem", "board-7-key.pem", "board-7.pem")))
     client = entry(folder, "board-7")
     assert (client.kind, client.hosts, client.has_key, client.revoked, client.problems) == (
-        Kind.CLIENT,
+        CertificateKind.CLIENT,
         (),
         True,
         False,
@@ -81,7 +86,7 @@ def test_each_certificate_has_its_own_id_and_serial(folder: Path) -> None:
 def test_issue_with_hosts_makes_a_server(folder: Path) -> None:
     issue(folder, "relay", ["relay.local", "10.0.0.9"])
     relay = entry(folder, "relay")
-    assert (relay.kind, relay.hosts, relay.problems) == (Kind.SERVER, ("relay.local", "10.0.0.9"), ())
+    assert (relay.kind, relay.hosts, relay.problems) == (CertificateKind.SERVER, ("relay.local", "10.0.0.9"), ())
 
 
 def test_only_the_owner_can_read_keys(tmp_path: Path, no_umask: None) -> None:

@@ -20,7 +20,7 @@ from netq.protocol.events import Lost
 from netq.security import records
 from netq.security.handshake import PREFACE, UNIT, Handshake, Unit
 from netq.security.sealed import SealedConnection
-from netq.testing.lossy_pair import CLIENT_ID, SERVER_ID, TOKEN, End, LossyPair
+from netq.testing.lossy_pair import CLIENT_ID, SERVER_ID, TOKEN, LossyPair, PairEnd
 from tests.netq.security.conftest import Seals
 
 OPTIONS = ConnectionOptions(heartbeat=5.0)
@@ -47,7 +47,7 @@ def units(data: bytes) -> list[bytes]:
     return found
 
 
-def errors(end: End) -> list[str]:
+def errors(end: PairEnd) -> list[str]:
     return [str(lost.error) for lost in end.lost]
 
 
@@ -134,7 +134,7 @@ def test_handshake_is_freed_with_its_secrets_when_it_is_over(seals: Seals) -> No
         gc.enable()
 
 
-def _handshake(end: End) -> Handshake:
+def _handshake(end: PairEnd) -> Handshake:
     assert isinstance(end.connection, SealedConnection)
     assert end.connection._handshake is not None
     return end.connection._handshake

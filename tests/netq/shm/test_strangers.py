@@ -17,7 +17,7 @@ import pytest
 
 from netq import NetworkLocation
 from netq.core import Communicator
-from netq.protocol.wire import Frame, Greeting, Kind
+from netq.protocol.wire import Frame, FrameKind, Greeting
 from netq.shm import control, memfd, rendezvous
 from netq.shm.control import (
     HELLO,
@@ -183,8 +183,8 @@ def test_invalid_rings_are_refused(
     ("sent", "error"),
     [
         (b"HTTP" * 10, "no frame of netq"),
-        (Frame(Kind.MSG, length=1, number=1, value=1).whole(), "MSG in state OPENING"),
-        (Frame(Kind.INI, length=2**31).header(), "INI of 2147483648 bytes"),
+        (Frame(FrameKind.MSG, length=1, number=1, value=1).whole(), "MSG in state OPENING"),
+        (Frame(FrameKind.INI, length=2**31).header(), "INI of 2147483648 bytes"),
     ],
     ids=str,
 )

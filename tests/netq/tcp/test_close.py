@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from netq import NetworkLocation, SecurityOptions
-from netq.protocol.wire import Code, Cursor, Frame, Greeting, Kind
+from netq.protocol.wire import Code, Cursor, Frame, FrameKind, Greeting
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT, Communicators
 
@@ -95,7 +95,7 @@ def test_replaced_link_gets_the_reason_without_a_reset(communicators: Communicat
 def test_fin_arrives_without_a_reset(communicators: Communicators) -> None:
     server = communicators.server()
     with socket.create_connection(server.netloc, LIMIT) as sock:
-        fin = Frame(Kind.FIN, number=Code.DONE).whole()
+        fin = Frame(FrameKind.FIN, number=Code.DONE).whole()
         sock.sendall(HELLO)
         sock.recv(24, socket.MSG_WAITALL)
         sock.sendall(fin)
@@ -114,7 +114,7 @@ def test_refusal_of_a_found_session_arrives_without_a_reset(communicators: Commu
         newer.sendall(
             Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 100, (beyond,), resume=True, epoch=1).frame().whole()
         )
-        assert read_to_end(newer)[:1] == bytes([Kind.FIN])
+        assert read_to_end(newer)[:1] == bytes([FrameKind.FIN])
     communicators.abort(server)
 
 
@@ -131,8 +131,8 @@ def test_client_that_closes_in_its_handshake_waits_for_the_answer(
             pass
         if answers:
             sock.sendall(Greeting(uuid.UUID(int=98), bytes(16), 2**40, 2**20, 100, epoch=1).frame().whole())
-            sock.sendall(Frame(Kind.FIN).whole())
-            assert read_to_end(sock).endswith(Frame(Kind.FIN).whole())
+            sock.sendall(Frame(FrameKind.FIN).whole())
+            assert read_to_end(sock).endswith(Frame(FrameKind.FIN).whole())
         else:
             assert not closing.done()
             sock.close()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from netq.core import Communicator
-from netq.protocol.wire import Frame, Greeting, Kind
+from netq.protocol.wire import Frame, FrameKind, Greeting
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 
@@ -60,8 +60,8 @@ def ended(sock: socket.socket) -> bool:
         (b"", "no greeting within 0.3 s"),
         (INI[:3], "no greeting within 0.3 s"),
         (INI[:24] + b"HTTP" + INI[28:], "does not speak netq"),
-        (Frame(Kind.PING).whole(), "PING in state OPENING"),
-        (Frame(Kind.MSG, length=2**31, number=1, value=2**62).whole(), "MSG in state OPENING"),
+        (Frame(FrameKind.PING).whole(), "PING in state OPENING"),
+        (Frame(FrameKind.MSG, length=2**31, number=1, value=2**62).whole(), "MSG in state OPENING"),
         (INI + b"junk" * 20_000, "no frame of netq, it begins with b'junkjunk'"),
         (INI + INI, "INI in state GREETED"),
     ],
@@ -97,7 +97,7 @@ def test_greeting_followed_by_junk_does_not_take_the_id(
     communicators: Communicators, log: LogRecorder, sockets: list[socket.socket], workers: int
 ) -> None:
     server = communicators.server(workers=workers)
-    for junk in (b"\xff" * 24, Frame(Kind.PING).whole(), INI):
+    for junk in (b"\xff" * 24, Frame(FrameKind.PING).whole(), INI):
         address = connect_and_send(server, sockets, INI + junk)
         log.wait(f"{address}: ")
     client = communicators.client(server.netloc, id=uuid.UUID(int=99))
@@ -226,9 +226,9 @@ def test_sessions_are_bounded(
 ) -> None:
     server = communicators.server(**limits)
     ids = [begin_session(server, sockets) for _ in range(3)]
-    assert [kind_of_answer(sock) for sock in sockets] == [Kind.INI] * 3
+    assert [kind_of_answer(sock) for sock in sockets] == [FrameKind.INI] * 3
     begin_session(server, sockets)
-    assert kind_of_answer(sockets[-1]) == Kind.FIN
+    assert kind_of_answer(sockets[-1]) == FrameKind.FIN
     assert reason in log.wait("as there may be")
     assert set(server.statistics()) == set(ids)
     sockets[0].close()  # its session was never used, so it gives way
@@ -241,7 +241,7 @@ def test_another_address_has_sessions_of_its_own(communicators: Communicators, s
     server = communicators.server(max_sessions_per_address=2)
     for host in ("127.0.0.1", "127.0.0.1", "127.0.0.2"):
         begin_session(server, sockets, host)
-    assert [kind_of_answer(sock) for sock in sockets] == [Kind.INI] * 3
+    assert [kind_of_answer(sock) for sock in sockets] == [FrameKind.INI] * 3
 
 
 def test_places_of_sessions_that_have_ended_are_free(communicators: Communicators) -> None:
@@ -261,7 +261,7 @@ def test_a_session_that_was_never_used_ends_after_a_while(
     used = communicators.client(server.netloc)
     introduce(server, used)
     begin_session(server, sockets)
-    assert kind_of_answer(sockets[0]) == Kind.INI
+    assert kind_of_answer(sockets[0]) == FrameKind.INI
     assert len(server.statistics()) == 2, "while it has a link, it stays"
     sockets[0].close()
     while len(server.statistics()) > 1:

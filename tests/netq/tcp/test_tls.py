@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from netq import CommunicatorOptions, NetworkLocation, Purpose, SecurityError, SecurityOptions, new
-from netq.protocol.wire import Frame, Greeting, Kind
+from netq.protocol.wire import Frame, FrameKind, Greeting
 from netq.security import certificates
 from netq.security.tls import client_side
 from netq.testing.fixtures import LIMIT, Communicators, introduce
@@ -102,7 +102,7 @@ def test_close_notify_after_data_ends_only_its_client(
         tls.write([memoryview(greeting)])
         sock.sendall(tls.to_send())
         tls.received(sock.recv(65536))  # the server's INI
-        tls.write([memoryview(Frame(Kind.PING).header())])  # asks for an answer
+        tls.write([memoryview(Frame(FrameKind.PING).header())])  # asks for an answer
         tls.close()
         sock.sendall(tls.to_send())  # both in one segment
         log.wait("lost (the peer hung up)")
@@ -123,7 +123,7 @@ def test_close_notify_is_noticed_while_the_socket_stays_open(
         tls.write([memoryview(greeting)])
         sock.sendall(tls.to_send())
         tls.received(sock.recv(65536))  # the server's INI
-        tls.write([memoryview(Frame(Kind.ACK, value=2**18).header())])
+        tls.write([memoryview(Frame(FrameKind.ACK, value=2**18).header())])
         tls.close()
         sock.sendall(tls.to_send())
         log.wait("lost (the peer hung up)")

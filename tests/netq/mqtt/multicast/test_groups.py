@@ -11,7 +11,7 @@ from netq.mqtt import packet
 from netq.mqtt.congestion import INITIAL_SIZE, CongestionControl
 from netq.mqtt.multicast.group import TICKS, UNICAST, WINDOW, Block
 from netq.mqtt.multicast.groups import _MAX_PUTS, MAX_GROUPS, MIN_SIZE_TO_WAIT, STALL_AFTER, Groups
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 from netq.mqtt.window import Window
 from netq.utils.stream import Stream
 
@@ -27,18 +27,18 @@ class FakeMember:
     def __init__(self) -> None:
         self.id = uuid.uuid4()
         self.window = Window(8)
-        self.commands: list[tuple[Kind, str]] = []
+        self.commands: list[tuple[PacketKind, str]] = []
         self.woken = 0
         self.congestion = FULL
 
-    def send_control(self, kind: Kind, group: str) -> None:
+    def send_control(self, kind: PacketKind, group: str) -> None:
         self.commands.append((kind, group))
 
     def wake(self) -> None:
         self.woken += 1
 
     @property
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[PacketKind]:
         return [kind for kind, _ in self.commands]
 
 
@@ -59,9 +59,9 @@ class Put:
             return None if reference is None else 0
         member.window.send()
         group, found, _ = packet.read_reference(
-            packet.decode(packet.header(Kind.BLOCK, member.window.sent, 0, 0) + reference)
+            packet.decode(packet.header(PacketKind.BLOCK, member.window.sent, 0, 0) + reference)
         )
-        assert (Kind.JOIN, group) in member.commands
+        assert (PacketKind.JOIN, group) in member.commands
         return found
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class World:
     def join(self, members: list[FakeMember]) -> None:
         for member in members:
             kind, group = member.commands[-1]
-            assert kind is Kind.JOIN
+            assert kind is PacketKind.JOIN
             self.groups.joined(member, group)
 
     def acknowledge(self, *members: FakeMember) -> None:
@@ -169,16 +169,16 @@ def test_stalled_member_continues_by_unicast(comes: bool) -> None:
     world.acknowledge(*others)
     assert world.put.refer(others[0], WINDOW) is None
     world.tick(TICKS)
-    assert all(member.kinds == [Kind.JOIN] for member in world.members)
+    assert all(member.kinds == [PacketKind.JOIN] for member in world.members)
     world.tick()
-    assert all(member.kinds == [Kind.JOIN, Kind.LEAVE] for member in world.members)
+    assert all(member.kinds == [PacketKind.JOIN, PacketKind.LEAVE] for member in world.members)
     assert world.put.refer(slow, 1) == 0
     assert world.put.refer(others[0], WINDOW) is None
     world.join(others)
     assert [world.put.refer(member, WINDOW) for member in others] == [1, 1]
-    assert slow.kinds == [Kind.JOIN, Kind.LEAVE]
+    assert slow.kinds == [PacketKind.JOIN, PacketKind.LEAVE]
     assert world.new_put().refer(slow, 0) is None, "it may try again with the next message"
-    assert slow.kinds[-1] is Kind.JOIN
+    assert slow.kinds[-1] is PacketKind.JOIN
 
 
 def test_progress_of_one_member_prevents_stalls() -> None:
@@ -192,7 +192,7 @@ def test_progress_of_one_member_prevents_stalls() -> None:
         world.tick(TICKS)
         world.acknowledge(member)
     world.tick(TICKS)
-    assert all(member.kinds == [Kind.JOIN] for member in world.members)
+    assert all(member.kinds == [PacketKind.JOIN] for member in world.members)
     world.tick()
     assert world.put.refer(world.members[3], WINDOW) == 0
     assert world.put.refer(world.members[2], WINDOW) is None
@@ -208,7 +208,7 @@ def test_no_stall_while_no_member_waits() -> None:
     assert world.timers == [], "there is nothing to watch"
     world.stall()
     assert world.put.refer(world.members[2], 0) == 1
-    assert all(member.kinds == [Kind.JOIN] for member in world.members)
+    assert all(member.kinds == [PacketKind.JOIN] for member in world.members)
 
 
 def test_pause_between_messages_is_no_stall() -> None:
@@ -221,7 +221,7 @@ def test_pause_between_messages_is_no_stall() -> None:
     world.put.refer(one, WINDOW)
     world.put.refer(one, WINDOW + 1)
     world.tick(TICKS)
-    assert other.kinds == [Kind.JOIN]
+    assert other.kinds == [PacketKind.JOIN]
 
 
 @pytest.mark.parametrize(("silence", "pause"), [(10.0, STALL_AFTER / TICKS), (0.4, 0.4 / TICKS)])
@@ -260,7 +260,7 @@ def test_lost_link_replaces_the_group() -> None:
     world.put.start()
     lost = world.members.pop()
     world.groups.lost(lost)
-    assert [member.kinds for member in world.members] == [[Kind.JOIN, Kind.LEAVE]] * 2
+    assert [member.kinds for member in world.members] == [[PacketKind.JOIN, PacketKind.LEAVE]] * 2
     assert world.put.refer(world.members[0], 0) is None
     world.join(world.members)
     assert [world.put.refer(member, 0) for member in world.members] == [1, 1]
@@ -323,10 +323,10 @@ def test_recently_used_groups_are_kept() -> None:
     world = World(MAX_GROUPS + 2)
     for put in pairs(world):
         put.start()
-    assert world.members[1].kinds == [Kind.JOIN, Kind.LEAVE]
-    assert all(member.kinds == [Kind.JOIN] for member in world.members[2:])
+    assert world.members[1].kinds == [PacketKind.JOIN, PacketKind.LEAVE]
+    assert all(member.kinds == [PacketKind.JOIN] for member in world.members[2:])
     Put(world, world.members[:3:2]).refer(world.members[0], 0)
-    assert world.members[2].kinds == [Kind.JOIN], "the next put to the same clients has the same group"
+    assert world.members[2].kinds == [PacketKind.JOIN], "the next put to the same clients has the same group"
 
 
 def test_message_of_an_evicted_group_continues_by_unicast() -> None:
@@ -335,7 +335,7 @@ def test_message_of_an_evicted_group_continues_by_unicast() -> None:
     for put in (first, *others):
         put.start()
     assert [first.refer(member, 1) for member in first.members] == [0, 0]
-    assert all(put.members[1].kinds == [Kind.JOIN] for put in others)
+    assert all(put.members[1].kinds == [PacketKind.JOIN] for put in others)
     assert Put(world, first.members).refer(world.members[0], 0) is None
 
 
@@ -363,7 +363,7 @@ def test_link_that_does_not_grow_continues_by_unicast() -> None:
     world.join(world.members)
     world.stall()
     assert put.refer(others[0], 2) is None
-    assert [member.kinds[-1] for member in world.members] == [Kind.JOIN, Kind.JOIN, Kind.LEAVE]
+    assert [member.kinds[-1] for member in world.members] == [PacketKind.JOIN, PacketKind.JOIN, PacketKind.LEAVE]
 
 
 def test_small_message_does_not_wait_for_growing_links() -> None:

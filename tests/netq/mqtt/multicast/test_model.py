@@ -15,7 +15,7 @@ from netq.mqtt.congestion import INITIAL_SIZE, CongestionControl
 from netq.mqtt.multicast.group import UNICAST, WINDOW, Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import MAX_BLOCKS, Receiver
-from netq.mqtt.packet import Kind
+from netq.mqtt.packet import PacketKind
 from netq.mqtt.window import MAX_PACKETS, Window
 from netq.utils.stream import Stream
 
@@ -45,15 +45,15 @@ class Link:
         self.todo = deque(todo)
         self.got: list[bytes] = []
         self.frozen = False
-        self._commands: deque[tuple[Kind, bytes]] = deque()
-        self._way: deque[tuple[Kind, bytes]] = deque()  # packets to the client
+        self._commands: deque[tuple[PacketKind, bytes]] = deque()
+        self._way: deque[tuple[PacketKind, bytes]] = deque()  # packets to the client
         self.blocks: deque[tuple[str, bytes]] = deque()  # publications to it
         self.topics: set[str] = set()
         self._receiver = Receiver(self._subscribe, self.topics.remove)
         self._used = self._acked = 0
         self._waits = False
 
-    def send_control(self, kind: Kind, group: str) -> None:
+    def send_control(self, kind: PacketKind, group: str) -> None:
         self._commands.append((kind, bytes.fromhex(group)))
 
     def wake(self) -> None:
@@ -77,7 +77,7 @@ class Link:
                 return True
             self.todo.popleft()
             unicast = reference == UNICAST
-            self._way.append((Kind.DATA, bytes(block.buffers[0])) if unicast else (Kind.BLOCK, reference))
+            self._way.append((PacketKind.DATA, bytes(block.buffers[0])) if unicast else (PacketKind.BLOCK, reference))
             self.server.unicast += unicast
         else:
             return False
@@ -90,8 +90,8 @@ class Link:
             return False
         kind, body = self._way[0]
         came = packet.decode(packet.header(kind, self._used + 1, 0, 0) + body)
-        if kind in (Kind.DATA, Kind.BLOCK):
-            data = came.body if kind is Kind.DATA else self._receiver.take(came)
+        if kind in (PacketKind.DATA, PacketKind.BLOCK):
+            data = came.body if kind is PacketKind.DATA else self._receiver.take(came)
             if data is None:
                 return False
             self.got.append(bytes(data))

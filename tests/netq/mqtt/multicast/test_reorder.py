@@ -7,7 +7,7 @@ import pytest
 from netq import ProtocolError
 from netq.mqtt import packet
 from netq.mqtt.multicast.reorder import MAX_BLOCKS, Receiver, ReorderBuffer
-from netq.mqtt.packet import Kind, Packet
+from netq.mqtt.packet import Packet, PacketKind
 
 GROUP = "0123456789abcdef"
 
@@ -20,12 +20,12 @@ class Topics:
         self.receiver = Receiver(self.now.append, self.now.remove)
 
     def join(self, group: str = GROUP) -> Receiver:
-        self.receiver.control(Kind.JOIN, group)
+        self.receiver.control(PacketKind.JOIN, group)
         return self.receiver
 
 
 def reference(number: int, before: bytes = b"", group: str = GROUP) -> Packet:
-    return packet.decode(packet.header(Kind.BLOCK, 1, 0, 0) + packet.reference(group, number) + before)
+    return packet.decode(packet.header(PacketKind.BLOCK, 1, 0, 0) + packet.reference(group, number) + before)
 
 
 def test_blocks_wait_for_their_reference() -> None:
@@ -77,7 +77,7 @@ def test_reference_to_an_unknown_group_is_refused() -> None:
     topics = Topics()
     with pytest.raises(ProtocolError, match="that was not joined"):
         topics.receiver.take(reference(1))
-    topics.join().control(Kind.LEAVE, GROUP)
+    topics.join().control(PacketKind.LEAVE, GROUP)
     assert topics.now == []
     with pytest.raises(ProtocolError, match="that was not joined"):
         topics.receiver.take(reference(1))
@@ -89,7 +89,7 @@ def test_groups_of_a_link_are_bounded_and_distinct() -> None:
         topics.join(f"{number:016x}")
     with pytest.raises(ProtocolError, match="one group too many"):
         topics.join(GROUP)
-    topics.receiver.control(Kind.LEAVE, f"{7:016x}")
+    topics.receiver.control(PacketKind.LEAVE, f"{7:016x}")
     with pytest.raises(ProtocolError, match="one group too many"):
         topics.join(f"{0:016x}")
     assert len(topics.now) == 7
@@ -99,7 +99,7 @@ def test_close_unsubscribes_from_all_groups() -> None:
     topics = Topics()
     topics.join()
     topics.join("f" * 16)
-    topics.receiver.control(Kind.LEAVE, "e" * 16)
+    topics.receiver.control(PacketKind.LEAVE, "e" * 16)
     assert len(topics.now) == 2
     topics.receiver.close()
     assert topics.now == []
