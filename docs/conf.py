@@ -40,7 +40,7 @@ default_role = "py:obj"
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(?!(netq|fl|edge)\.).*|netq\.(runtime|io)\..*|fl\.strategies\.server_optimizers\..*|fl\.config\..*|netq\.cli\..*",
+        r"(?!(netq|fl|edge)\.).*|netq\.(runtime|io)\..*|fl\.strategies\.server_optimizers\..*|fl\.config\..*|netq\.(cli|toml_file)\..*",
     )
 ]
 
