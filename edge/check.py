@@ -2,7 +2,7 @@
 
 Does what the agent does, in its order: starts the child, reads the sensors, looks at the folder for the state, connects
 to the server, and does a task. The task is a model of zeros like the server's, which the server describes on request
-(fl.messages.Describe); it gives no task to a client that asks so. Needs numpy, unlike the agent.
+(envelope.Describe); it gives no task to a client that asks so. Needs numpy, unlike the agent.
 
 Called by edge/__main__.py. Writes to stdout, and changes nothing in the folder for the state.
 """
@@ -32,8 +32,9 @@ from edge.supervisor import Supervisor
 from edge.work import Work
 from edge.worker import Order
 from fl.compression.packed import Unpacked
+from fl.envelope import Describe, Introduction, Job
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Describe, Description, Introduction, Job, Reply, Skip, Task, Update
+from fl.messages import MESSAGES, Description, Reply, Skip, Task, Update
 from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.model import check_specs
 from fl.tensors.roles import SENT, of_role

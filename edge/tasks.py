@@ -67,7 +67,7 @@ class TrainingTasks:
 
     def keeps(self, answer: Finished) -> bool:
         """Return whether an answer is to be kept: an evaluation changes no state, and can be repeated."""
-        purpose: str = answer.job[2]
+        purpose: str = answer.job.purpose
         return purpose == "train"
 
     def store(self, final: Stream) -> None:

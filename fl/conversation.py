@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import netq
-from fl.envelope import Final, Finished, Job, Permit, Task, failure, introduction, leave, offer
+from fl.envelope import Failure, Final, Finished, Introduction, Job, Leave, Offer, Permit, Task
 from fl.membership import Membership
 
 log = logging.getLogger("netq.fl")
@@ -69,7 +69,7 @@ class Conversation:
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
         self.delivered: Job | None = None  # the last job whose reply the server has
         self.final: Final | None = None
-        membership.greet_with(lambda: queue.put(introduction(properties, wants_final)))
+        membership.greet_with(lambda: queue.put(Introduction(dict(properties), wants_final)))
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Task | None:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.
@@ -132,7 +132,7 @@ class Conversation:
 
     def leave(self, reason: str) -> None:
         """Announce that the session is going to be closed by this side."""
-        self._queue.put(leave(reason))
+        self._queue.put(Leave(reason))
 
     def reply(self, task: Task, answer: Finished | str) -> None:
         """Send the reply to a task, or the reason why there is none.
@@ -146,10 +146,10 @@ class Conversation:
             log.warning(text + "train less at a time, or ask for a longer deadline", task.title, seconds, task.deadline)
         if isinstance(answer, str):
             self._link.replied(task.job)
-            self._queue.put(failure(task.job, answer))
+            self._queue.put(Failure(task.job, answer))
         elif answer.size > task.unasked:
             self._offered, self._offered_to = answer, task.key
-            self._queue.put(offer(task.job, answer.size))
+            self._queue.put(Offer(task.job, answer.size))
         else:
             self._put(answer)
 
@@ -158,7 +158,7 @@ class Conversation:
         if (
             self._offered is not None and self._offered_to == task.key
         ):  # an offer to the attempt before may be forgotten
-            self._queue.put(offer(task.job, self._offered.size))
+            self._queue.put(Offer(task.job, self._offered.size))
             return None
         self._offered = None
         if self._link.answers(task.job) > task.answered:
@@ -181,7 +181,7 @@ class Conversation:
                 if is_update:
                     self._link.measured(size, time.monotonic() - begin, round_trip)
             elif isinstance(error, netq.MessageTooLarge):
-                self._queue.put(failure(job, f"its answer cannot be sent: {error}"))
+                self._queue.put(Failure(job, f"its answer cannot be sent: {error}"))
             else:
                 self._link.replied(job, -1)
 

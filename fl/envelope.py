@@ -1,33 +1,130 @@
-"""Reads fl's messages without their arrays, for a process that only moves models. Needs no numpy.
+"""The messages without tensors, and the envelopes of those with tensors. Needs no numpy.
 
-A Task holds its bytes as they came. fl/messages.py has the messages, their fields, and
-the whole of their checks.
+A process that only moves models reads an envelope: a Task or a Final with the bytes as they came. fl/messages.py reads
+all of it. Both make the other messages from here, whose constructors check every field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args
 
+from fl.checks import expect
+from fl.errors import InvalidUpdate
+from fl.properties import Properties, checked
 from fl.tensors.json_format import JsonSerializer
-from netq.errors import Unreadable
+from netq.errors import InvalidOption, Unreadable
 from netq.options import SerializationOptions
+from netq.text import printable
 from netq.utils.stream import Stream
 from netq.validate import is_number, is_whole
 
 Purpose = Literal["train", "evaluate"]
 PURPOSES = get_args(Purpose)
-Job = tuple[int, int, Purpose]  # the run, the round, and the purpose of a task
 
 RESERVED = {  # names in the config of a client's functions that no server and no device may use for a value
     "round": "the number of the round",
     "state": "what a client's functions keep between rounds",
 }
-_MAX_NUMBER = 2**63 - 1
+MAX_NUMBER = 2**63 - 1  # of a run, a round or a size: a signed 64-bit integer
+
+
+@dataclass(frozen=True)
+class Job:
+    """Identifies a task. `run` is the server's random number: a server that is started again has another one."""
+
+    run: int
+    round: int
+    purpose: Purpose
+
+    def __post_init__(self) -> None:
+        for name in ("run", "round"):
+            check_number(name, getattr(self, name))
+        known = isinstance(self.purpose, str) and self.purpose in PURPOSES
+        expect(known, "purpose", self.purpose, " or ".join(PURPOSES))
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Announces the size of a reply. The client sends the reply when it has a Permit."""
+
+    job: Job
+    size: int  # bytes
+
+    def __post_init__(self) -> None:
+        check_job(self.job)
+        check_number("size", self.size)
+
+
+@dataclass(frozen=True)
+class Permit:
+    """Allows a client to send the reply that it has offered."""
+
+    job: Job
+
+    def __post_init__(self) -> None:
+        check_job(self.job)
+
+
+@dataclass(frozen=True)
+class End:
+    """Ends the federation of the server that sends it.
+
+    round: its last round, 0 if there was none.
+    final: whether a Final follows, on the lane of tasks: this message passes a task that is being sent.
+    """
+
+    round: int
+    final: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("round", self.round)
+        expect(type(self.final) is bool, "final", self.final, "True or False")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Says what the client is like.
+
+    properties: plain values by name, for the server's and the strategy's choice.
+    final:      whether the client wants the last model.
+    """
+
+    properties: Properties
+    final: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            checked(self.properties, "properties")
+            expect(type(self.final) is bool, "final", self.final, "True or False")
+        except InvalidOption as error:
+            raise InvalidUpdate(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Announces that the client closes its session: it is not fit for tasks now."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        expect(isinstance(self.reason, str), "reason", self.reason, "a text")
+        object.__setattr__(self, "reason", printable(self.reason))
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Asks what tasks are like. The client gets none until its session ends. `reason`: for the server's log."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        expect(isinstance(self.reason, str), "reason", self.reason, "a text")
+        object.__setattr__(self, "reason", printable(self.reason))
 
 
 class Task(NamedTuple):
-    """A server asks for training or evaluation. `stream` is the whole message, with the model."""
+    """The envelope of a server's Task. `stream` is the whole message, with the model."""
 
     job: Job
     unasked: int  # bytes that the reply may have without an Offer and a Permit
@@ -39,12 +136,12 @@ class Task(NamedTuple):
     @property
     def key(self) -> str:
         """The name in a file of the reply that this task wants."""
-        return "{} {} {} {}".format(*self.job, self.counted)
+        return f"{self.job.run} {self.job.round} {self.job.purpose} {self.counted}"
 
     @property
     def title(self) -> str:
         """Round and purpose, for the log."""
-        return f"round {self.job[1]}: {self.job[2]}"
+        return f"round {self.job.round}: {self.job.purpose}"
 
 
 class Finished(NamedTuple):
@@ -55,98 +152,70 @@ class Finished(NamedTuple):
     size: int
 
 
-class Permit(NamedTuple):
-    """A server allows a client to send the reply that it has offered."""
-
-    job: Job
-
-
-class End(NamedTuple):
-    """A server ends its federation after this round. `final`: whether a Final follows."""
-
-    round: int
-    final: bool
-
-
 class Final(NamedTuple):
     """The last model. `stream` is the whole message."""
 
     stream: Stream
 
 
-def offer(job: Job, size: int) -> dict[str, Any]:
-    """Return the Offer of a reply."""
-    return {"type": "Offer", "job": job, "size": size}
+@dataclass(frozen=True)
+class Failure:
+    """The Reply to a task that failed."""
+
+    job: Job
+    reason: str
 
 
-def failure(job: Job, reason: str) -> dict[str, Any]:
-    """Return the Reply to a task that failed."""
-    return {"type": "Reply", "job": job, "content": reason}
-
-
-def introduction(properties: Mapping[str, Any], final: bool) -> dict[str, Any]:
-    """Return the Introduction of a client. `final`: whether it wants the last model."""
-    return {"type": "Introduction", "properties": dict(properties), "final": final}
-
-
-def leave(reason: str) -> dict[str, Any]:
-    """Return the Leave of a client that closes its session."""
-    return {"type": "Leave", "reason": reason}
+def values(message: Any) -> dict[str, Any]:
+    """Return the fields of a message by name, and its type."""
+    found = {each.name: getattr(message, each.name) for each in fields(message)}
+    if "job" in found:
+        found["job"] = [message.job.run, message.job.round, message.job.purpose]
+    return {"type": type(message).__name__, **found}
 
 
 def _load(stream: Stream) -> Task | Permit | End | Final:
-    values = _PLAIN.load(stream)
-    match values:
-        case {
-            "type": "Task",
-            "job": job,
-            "unasked": unasked,
-            "counted": counted,
-            "answered": answered,
-            "deadline": limit,
-        }:
-            numbers = _number("unasked", unasked), _number("counted", counted), _number("answered", answered)
-            return Task(_job(job), *numbers, _seconds("deadline", limit), stream)
-        case {"type": "Permit", "job": job}:
-            return Permit(_job(job))
-        case {"type": "End", "round": number, **others}:
-            return End(_number("round", number), _flag("final", others.get("final", False)))
-        case {"type": "Final"}:
+    found = _PLAIN.load(stream)
+    kind = found.get("type") if type(found) is dict else None
+    try:
+        if kind == "Task":
+            for name in ("unasked", "counted", "answered"):
+                check_number(name, found[name])
+            deadline = found["deadline"]
+            expect(is_number(deadline, 0), "deadline", deadline, "seconds")
+            job, unasked = Job(*found["job"]), found["unasked"]
+            return Task(job, unasked, found["counted"], found["answered"], float(deadline), stream)
+        if kind == "Permit":
+            return Permit(Job(*found["job"]))
+        if kind == "End":
+            return End(found["round"], found.get("final", False))
+        if kind == "Final":
             return Final(stream)
+    except (InvalidUpdate, KeyError, TypeError) as error:
+        raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
     raise Unreadable("a message is not valid: expected a Task, a Permit, an End or a Final")
 
 
-def _job(value: Any) -> Job:
-    if type(value) is not list or len(value) != 3 or type(value[2]) is not str or value[2] not in PURPOSES:
-        raise Unreadable(f"a message is not valid: job: expected a run, a round, and {' or '.join(PURPOSES)}")
-    purpose: Purpose = value[2]  # type: ignore[assignment]  # it is one of them
-    return _number("run", value[0]), _number("round", value[1]), purpose
-
-
-def _flag(name: str, value: Any) -> bool:
-    if type(value) is not bool:
-        raise Unreadable(f"a message is not valid: {name}: expected true or false")
-    return value
-
-
-def _number(name: str, value: Any) -> int:
-    if not is_whole(value, 0, _MAX_NUMBER):
-        raise Unreadable(f"a message is not valid: {name}: expected a whole number below 2**63")
-    return int(value)
-
-
-def _seconds(name: str, value: Any) -> float:
-    if not is_number(value, 0):
-        raise Unreadable(f"a message is not valid: {name}: expected seconds")
-    return float(value)
-
-
 def _dump(message: Any) -> Stream:
-    return message if isinstance(message, Stream) else _PLAIN.dump(message)
+    if isinstance(message, Stream):
+        return message
+    if isinstance(message, Failure):
+        job = values(message)["job"]
+        return _PLAIN.dump({"type": "Reply", "job": job, "content": message.reason})
+    return _PLAIN.dump(values(message))
+
+
+def check_job(job: object) -> None:
+    """Raise InvalidUpdate unless this is a Job."""
+    expect(isinstance(job, Job), "job", job, "a Job")
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise InvalidUpdate unless this is a whole number of 63 bits."""
+    expect(is_whole(value, 0, MAX_NUMBER), name, value, "a whole number below 2**63")
 
 
 _PLAIN = JsonSerializer()
 
-# What arrives is a Task, a Permit, an End or a Final. What is put is an `introduction`, an `offer`, a `failure`, a
-# `leave`, or a message's bytes.
+# What arrives is a Task, a Permit, an End or a Final. What is put is one of the other messages, or a message's bytes.
 ENVELOPES = SerializationOptions(load=_load, dump=_dump)

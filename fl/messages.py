@@ -28,22 +28,31 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from fl import metrics
+from fl.checks import expect
 from fl.compression.packed import Packed, is_shape
-from fl.envelope import PURPOSES, Purpose
-from fl.errors import InvalidUpdate
-from fl.properties import Properties, checked
+from fl.envelope import (
+    MAX_NUMBER,
+    Describe,
+    End,
+    Introduction,
+    Job,
+    Leave,
+    Offer,
+    Permit,
+    check_job,
+    check_number,
+    values,
+)
 from fl.tensors import serialization as tensors
-from fl.tensors.checks import expect
 from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
 from fl.tensors.roles import ROLES, Roles, are_roles
 from fl.tensors.spec import Model, nbytes, plain
-from netq.errors import InvalidOption, Unreadable
+from netq.errors import Unreadable
 from netq.options import SerializationOptions
 from netq.text import printable
 from netq.utils.stream import Stream
-from netq.validate import is_number, is_whole
+from netq.validate import is_number
 
-_MAX_NUMBER = 2**63 - 1  # of a run, a round or a size: a signed 64-bit integer
 _MAX_EXAMPLES = 2**53  # up to which a float64 holds every whole number
 _MAX_TIME = 2**40  # seconds since 1970
 
@@ -117,21 +126,6 @@ class Skip(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
-    """Identifies a task. `run` is the server's random number: a server that is started again has another one."""
-
-    run: int
-    round: int
-    purpose: Purpose
-
-    def __post_init__(self) -> None:
-        for name in ("run", "round"):
-            _check_number(name, getattr(self, name))
-        known = isinstance(self.purpose, str) and self.purpose in PURPOSES
-        expect(known, "purpose", self.purpose, " or ".join(PURPOSES))
-
-
-@dataclass(frozen=True)
 class Task:
     """Asks a client to train or to evaluate a model.
 
@@ -151,43 +145,21 @@ class Task:
     job: Job
     model: Model
     config: Mapping[str, Any]
-    unasked: int = _MAX_NUMBER
+    unasked: int = MAX_NUMBER
     deltas: bool = False
     compression: Mapping[str, Any] = field(default_factory=dict)
     counted: int = 0
-    answered: int = _MAX_NUMBER
+    answered: int = MAX_NUMBER
     deadline: float = math.inf
     roles: Roles = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_job(self.job)
-        _check_number("unasked", self.unasked)
-        _check_number("counted", self.counted)
-        _check_number("answered", self.answered)
+        check_job(self.job)
+        check_number("unasked", self.unasked)
+        check_number("counted", self.counted)
+        check_number("answered", self.answered)
         expect(is_number(self.deadline, 0), "deadline", self.deadline, "seconds")
         _check_roles(self.roles)
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Announces the size of a reply. The client sends the reply when it has a Permit."""
-
-    job: Job
-    size: int  # bytes
-
-    def __post_init__(self) -> None:
-        _check_job(self.job)
-        _check_number("size", self.size)
-
-
-@dataclass(frozen=True)
-class Permit:
-    """Allows a client to send the reply that it has offered."""
-
-    job: Job
-
-    def __post_init__(self) -> None:
-        _check_job(self.job)
 
 
 @dataclass(frozen=True)
@@ -198,7 +170,7 @@ class Reply:
     content: Content | str
 
     def __post_init__(self) -> None:
-        _check_job(self.job)
+        check_job(self.job)
         known = isinstance(self.content, (Update, Report, Skip, str))
         expect(known, "content", self.content, "an Update, a Report or a Skip")
         if isinstance(self.content, str):
@@ -206,67 +178,10 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class End:
-    """Ends the federation of the server that sends it.
-
-    round: its last round, 0 if there was none.
-    final: whether a Final follows, on the lane of tasks: this message passes a task that is being sent.
-    """
-
-    round: int
-    final: bool = False
-
-    def __post_init__(self) -> None:
-        _check_number("round", self.round)
-        expect(type(self.final) is bool, "final", self.final, "True or False")
-
-
-@dataclass(frozen=True)
 class Final:
     """The last model of a federation."""
 
     model: Model
-
-
-@dataclass(frozen=True)
-class Introduction:
-    """Says what the client is like.
-
-    properties: plain values by name, for the server's and the strategy's choice.
-    final:      whether the client wants the last model.
-    """
-
-    properties: Properties
-    final: bool = False
-
-    def __post_init__(self) -> None:
-        try:
-            checked(self.properties, "properties")
-            expect(type(self.final) is bool, "final", self.final, "True or False")
-        except InvalidOption as error:
-            raise InvalidUpdate(str(error)) from None
-
-
-@dataclass(frozen=True)
-class Leave:
-    """Announces that the client closes its session: it is not fit for tasks now."""
-
-    reason: str
-
-    def __post_init__(self) -> None:
-        expect(isinstance(self.reason, str), "reason", self.reason, "a text")
-        object.__setattr__(self, "reason", printable(self.reason))
-
-
-@dataclass(frozen=True)
-class Describe:
-    """Asks what tasks are like. The client gets none until its session ends. `reason`: for the server's log."""
-
-    reason: str
-
-    def __post_init__(self) -> None:
-        expect(isinstance(self.reason, str), "reason", self.reason, "a text")
-        object.__setattr__(self, "reason", printable(self.reason))
 
 
 @dataclass(frozen=True)
@@ -289,7 +204,7 @@ class Description:
     time: float
 
     def __post_init__(self) -> None:
-        _check_number("round", self.round)
+        check_number("round", self.round)
         expect(is_number(self.time, 0, _MAX_TIME), "time", self.time, "seconds since 1970")
         _check_roles(self.roles)
         expect(isinstance(self.tensors, dict), "tensors", self.tensors, "a dict")
@@ -354,28 +269,26 @@ def _split(name: str, values: Any, kinds: Mapping[str, Any]) -> tuple[Any, dict[
 
 def _plain_message(message: Any) -> Any:
     """Return the plain values of a message, which `build` reads. Returns any other object unchanged."""
-    for name, kind in _MESSAGES.items():
+    for kind in _MESSAGES.values():
         if isinstance(message, kind):
-            values = _values(kind, message)
-            if kind not in _WITHOUT_JOB:
-                values["job"] = [*_values(Job, values["job"]).values()]
+            found = values(message)
             if isinstance(message, (Task, Final)):
-                values["model"] = _plain_model(message.model)
+                found["model"] = _plain_model(message.model)
             elif isinstance(message, Reply):
-                values["content"] = _plain_content(message.content)
-            return {"type": name, **values}
+                found["content"] = _plain_content(message.content)
+            return found
     return message
 
 
 def _plain_content(content: Content | str) -> Any:
     if isinstance(content, str):
         return content
-    values = {"type": type(content).__name__, **_values(type(content), content)}
+    found = values(content)
     if isinstance(content, Update):
-        values |= {"model": _plain_model(content.model), "extra": _plain_model(content.extra)}
+        found |= {"model": _plain_model(content.model), "extra": _plain_model(content.extra)}
     if not isinstance(content, Skip):
-        values["metrics"] = {name: _plain_metric(value) for name, value in content.metrics.items()}
-    return values
+        found["metrics"] = {name: _plain_metric(value) for name, value in content.metrics.items()}
+    return found
 
 
 def _plain_metric(value: Any) -> Any:
@@ -388,12 +301,8 @@ def _plain_model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain_tensor(tensor: Any) -> Any:
     if isinstance(tensor, Packed):
-        return {"packed": [*_values(Packed, tensor).values()]}
+        return {"packed": [getattr(tensor, each.name) for each in fields(tensor)]}
     return np.asarray(tensor) if isinstance(tensor, np.generic) else tensor
-
-
-def _values(kind: type, of: Any) -> dict[str, Any]:
-    return {each.name: getattr(of, each.name) for each in fields(kind)}
 
 
 def _dump(message: Any) -> Stream:
@@ -421,16 +330,8 @@ def _with(content: Measured, name: str, value: object) -> Measured:
     return other
 
 
-def _check_job(job: object) -> None:
-    expect(isinstance(job, Job), "job", job, "a Job")
-
-
 def _check_roles(roles: object) -> None:
     expect(are_roles(roles), "roles", roles, f"a dict of {', '.join(ROLES)} by name")
-
-
-def _check_number(name: str, value: object) -> None:
-    expect(is_whole(value, 0, _MAX_NUMBER), name, value, "a whole number below 2**63")
 
 
 def _checked_examples(number: Any) -> int:

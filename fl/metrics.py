@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fl.checks import expect
 from fl.errors import InvalidUpdate
-from fl.tensors.checks import expect
 
 Client = TypeVar("Client", bound=Hashable)
 Plain: TypeAlias = float | NDArray[np.float64]

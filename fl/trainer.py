@@ -15,7 +15,7 @@ from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.envelope import Finished
 from fl.envelope import Task as Envelope
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Content, Job, Reply, Report, Skip, Task, Update, counted
+from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, counted
 from fl.tensors.blocks import Scratch, check_finite, sources
 from fl.tensors.model import copied, difference
 from fl.tensors.roles import SENT, Roles, equal, of_role
@@ -61,16 +61,16 @@ class Trainer:
 
         rate: of the link to the server, in bytes a second; None: not measured.
         """
-        log.info("round %d: %s", *task.job[1:])
+        log.info("round %d: %s", task.job.round, task.job.purpose)
         try:
             content = self.do(MESSAGES.load(task.stream), rate)
         except Unreadable as error:
-            log.error("round %d: the task cannot be read: %s", task.job[1], error)
+            log.error("round %d: the task cannot be read: %s", task.job.round, error)
             return f"the task cannot be read: {error}"
         if isinstance(content, str):
             return content
         try:
-            message = MESSAGES.dump(Reply(Job(*task.job), content))
+            message = MESSAGES.dump(Reply(task.job, content))
         except Exception as error:  # serialising the user's values may raise anything
             log.error("an answer cannot be sent: %s", describe(error))
             return f"its answer cannot be sent: {describe(error)}"

@@ -20,10 +20,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fl.checks import expect
 from fl.compression import quantize, sparse
 from fl.errors import InvalidUpdate
 from fl.tensors.blocks import of_bits, sources
-from fl.tensors.checks import expect
 from fl.tensors.dtypes import DELTA_DTYPES, MAX_DIMS, TORCH_ONLY
 from fl.tensors.spec import Model, specs_of
 from netq.validate import is_whole

@@ -24,8 +24,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from fl.envelope import PURPOSES, Purpose
-from fl.messages import Job
+from fl.envelope import PURPOSES, Job, Purpose
 from fl.properties import Properties
 
 _OWED = 16  # unanswered tasks that are remembered of one client

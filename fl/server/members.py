@@ -18,26 +18,8 @@ from typing import Any, NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
-from fl.envelope import Purpose
-from fl.messages import (
-    Content,
-    Describe,
-    Description,
-    End,
-    Final,
-    Introduction,
-    Job,
-    Leave,
-    Message,
-    Offer,
-    Permit,
-    Reply,
-    Report,
-    Skip,
-    Task,
-    Update,
-    serialization,
-)
+from fl.envelope import Describe, End, Introduction, Job, Leave, Offer, Permit, Purpose
+from fl.messages import Content, Description, Final, Message, Reply, Report, Skip, Task, Update, serialization
 from fl.properties import ClientInfo, Properties
 from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission, Sending

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Generic, cast
 
 from fl.callbacks.base import Callbacks, ClientState
+from fl.envelope import Job
 from fl.errors import InvalidUpdate
-from fl.messages import Content, Job, Measured, Skip, Task, Update
+from fl.messages import Content, Measured, Skip, Task, Update
 from fl.report import ClientFailure, FailureKind
 from fl.server.answers import Answers
 from fl.server.member import Member, MemberEvent

@@ -25,9 +25,9 @@ from typing import Any, Self, TypeAlias
 
 import netq
 from fl.callbacks.base import Callback, Callbacks
-from fl.envelope import PURPOSES, Purpose
+from fl.envelope import PURPOSES, Job, Purpose
 from fl.errors import CheckpointError, InvalidUpdate, TooFewUpdates
-from fl.messages import Description, Job, Task, Update
+from fl.messages import Description, Task, Update
 from fl.properties import ClientInfo
 from fl.report import RoundReport
 from fl.schedules import resolved

@@ -1,14 +1,12 @@
-"""Checks of values that travel or are stored: of the fields of a message, and of what a user gives a server to send."""
+"""Checks that values can be stored."""
 
 from __future__ import annotations
 
 import io
 import pickle
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from fl.errors import InvalidUpdate
 from fl.tensors import serialization
 from netq.utils import data_pickle
 
@@ -42,16 +40,3 @@ class _Checker(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         raise TypeError(f"has a {kind.__module__}.{kind.__qualname__} in it")
-
-
-def expect(right: bool, name: str, value: object, expected: str) -> None:
-    """Raise InvalidUpdate unless the value of a field is right. The error shows the value, shortened."""
-    if not right:
-        raise InvalidUpdate(f"{name}: {type(value).__name__} {_shown(value)}; expected {expected}")
-
-
-def _shown(value: object) -> str:
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # an int with more digits than Python converts to text
-        return "out of all bounds"

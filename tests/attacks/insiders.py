@@ -28,7 +28,8 @@ import numpy as np
 
 import fl
 import netq
-from fl.messages import MESSAGES, Describe, Leave, Offer, Permit, Reply, Task
+from fl.envelope import Describe, Job, Leave, Offer, Permit
+from fl.messages import MESSAGES, Reply, Task
 from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.sender import Sender
 from netq.utils.stream import Stream, layout
@@ -288,13 +289,13 @@ def junk_metrics(self: Hostile) -> None:
 
 def offers_without_end(self: Hostile) -> None:
     """Repeat the offer of each task, and read little."""
-    job = Offer(fl.messages.Job(1, 1, "train"), 2**30)
+    job = Offer(Job(1, 1, "train"), 2**30)
     self.flood(lambda: job if self.task is None else Offer(self.task.job, self.task.unasked + 1), 2000)
 
 
 def replies_without_end(self: Hostile) -> None:
     """Answer the task before the present one, again and again."""
-    job = fl.messages.Job(1, 1, "train")
+    job = Job(1, 1, "train")
     self.flood(lambda: Reply(job if self.task is None else self.task.job, "no"), 2000)
 
 

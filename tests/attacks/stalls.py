@@ -32,7 +32,8 @@ import numpy as np
 
 import fl
 import netq
-from fl.messages import MESSAGES, Job, Reply, Task
+from fl.envelope import Job
+from fl.messages import MESSAGES, Reply, Task
 from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.wire import Greeting
 from tests.fl.federation import grouped

@@ -21,7 +21,8 @@ import fl
 import netq
 from edge import __main__ as command
 from edge.config import Config
-from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task
+from fl.envelope import Describe, Job
+from fl.messages import MESSAGES, Description, Reply, Task
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT
 

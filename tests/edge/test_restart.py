@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import netq
-from fl.messages import MESSAGES, Introduction, Job, Leave, Offer, Permit, Reply, Task, Update
+from fl.envelope import Introduction, Job, Leave, Offer, Permit
+from fl.messages import MESSAGES, Reply, Task, Update
 from tests.edge import power_cuts, training
 from tests.pages import ROOT
 

@@ -20,7 +20,8 @@ import pytest
 
 import netq
 from edge.spool import Spool
-from fl.messages import MESSAGES, Introduction, Job, Reply, Task, Update
+from fl.envelope import Introduction, Job
+from fl.messages import MESSAGES, Reply, Task, Update
 from netq.security import certificates
 from tests.edge.disks import mounted
 from tests.faults.test_time import DAY, FAKETIME, Clock

@@ -14,8 +14,8 @@ import fl
 import netq
 from edge.tasks import TrainingTasks
 from fl.compression.packed import Packed
-from fl.envelope import Finished
-from fl.messages import MESSAGES, Job, Reply, Task
+from fl.envelope import Finished, Job
+from fl.messages import MESSAGES, Reply, Task
 from netq.utils.stream import Stream
 
 HERE = __name__

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 import fl
 import netq
-from fl.messages import MESSAGES, End, Introduction, Offer, Reply, Task, Update
+from fl.envelope import End, Introduction, Offer
+from fl.messages import MESSAGES, Reply, Task, Update
 from fl.tensors.serialization import messages
 from netq.utils.stream import Stream
 

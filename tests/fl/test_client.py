@@ -17,7 +17,8 @@ import pytest
 
 import fl
 import netq
-from fl.messages import MESSAGES, End, Introduction, Job, Reply, Report, Task, Update
+from fl.envelope import End, Introduction, Job
+from fl.messages import MESSAGES, Reply, Report, Task, Update
 from fl.tensors.serialization import messages
 from fl.trainer import Trainer
 from netq.utils.stream import Stream

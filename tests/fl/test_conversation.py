@@ -11,7 +11,7 @@ import pytest
 
 import netq
 from fl.conversation import Conversation, KnownServer
-from fl.envelope import Finished, Permit, Task
+from fl.envelope import Finished, Job, Offer, Permit, Task
 from netq.utils.stream import Stream
 
 SERVER = uuid.UUID(int=1)
@@ -60,7 +60,7 @@ def begun(link: KnownServer) -> tuple[Queue, Conversation]:
 
 
 def task(number: int = 1, *, counted: int = 0, answered: int = 0, deadline: float = 1e9) -> Task:
-    return Task((7, number, "train"), 10, counted, answered, deadline, NOTHING)
+    return Task(Job(7, number, "train"), 10, counted, answered, deadline, NOTHING)
 
 
 def begun_task(queue: Queue, conversation: Conversation) -> Task:
@@ -75,8 +75,8 @@ def finished(each: Task, size: int = 4) -> Finished:
     return Finished(each.job, Stream([bytes(size)]), size)
 
 
-def offers(queue: Queue) -> list[Any]:
-    return [data for data, _ in queue.sent if isinstance(data, dict) and data["type"] == "Offer"]
+def offers(queue: Queue) -> list[Offer]:
+    return [data for data, _ in queue.sent if isinstance(data, Offer)]
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -126,7 +126,7 @@ def test_an_offered_reply_is_offered_to_the_next_attempt() -> None:
     conversation.reply(first, finished(first, 100))
     queue.waiting = [task(), Permit(first.job)]
     assert conversation.next_task() is None
-    assert [each["size"] for each in offers(queue)] == [100, 100]
+    assert [each.size for each in offers(queue)] == [100, 100]
     assert queue.sent[-1][0].nbytes == 100
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import fl
 import netq
-from fl.messages import End
+from fl.envelope import End
 from fl.properties import Properties
 from netq.mqtt.topic import new_id
 from netq.testing.log import LogRecorder

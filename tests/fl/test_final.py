@@ -14,7 +14,7 @@ import pytest
 
 import fl
 import netq
-from fl.envelope import ENVELOPES, End, Final, introduction
+from fl.envelope import ENVELOPES, End, Final, Introduction
 from fl.messages import Update
 from fl.server import members
 from tests.fl.federation import QUICK, SHORT, SOON, A, B, C, Federation, at, filled, gives
@@ -133,7 +133,7 @@ def test_a_client_that_connects_while_others_get_the_model_gets_it_too() -> None
             filled(5), at(netq.NetworkLocation("127.0.0.1", 0)), min_clients=1, patience=fl.Patience(deadline=SOON)
         ) as server:
             slow = raw(server, A)
-            slow.put(introduction({}, False))
+            slow.put(Introduction({}, False))
             server.wait(1, SOON)
             server._members.of(A).final = held
             late = pool.submit(joins, server, slow)
@@ -147,7 +147,7 @@ def test_a_late_client_has_time_to_say_that_it_wants_the_model(monkeypatch: pyte
         federation.start(federation.server.linger, 3 * SOON)
         with pytest.raises(TimeoutError):
             queue.get(timeout=SHORT)
-        queue.put(introduction({}, True))
+        queue.put(Introduction({}, True))
         assert {type(queue.get(timeout=SOON).data) for _ in range(2)} == {End, Final}
 
 

@@ -15,18 +15,8 @@ import pytest
 import torch
 
 import fl
-from fl.messages import (
-    MESSAGES,
-    Describe,
-    Description,
-    End,
-    Job,
-    Leave,
-    Reply,
-    Report,
-    Task,
-    Update,
-)
+from fl.envelope import Describe, End, Job, Leave
+from fl.messages import MESSAGES, Description, Reply, Report, Task, Update
 from fl.tensors.serialization import messages
 from netq.errors import Unreadable
 from netq.utils.stream import PickleSerializer, Stream

@@ -12,7 +12,8 @@ import pytest
 
 from fl import messages, metrics
 from fl.compression import packed, quantize
-from fl.messages import MESSAGES, Job, Reply, Update
+from fl.envelope import Job
+from fl.messages import MESSAGES, Reply, Update
 from fl.tensors import json_format, serialization
 from netq.utils.stream import Stream
 from tests.pages import Page

@@ -14,7 +14,8 @@ import torch
 
 import fl
 from fl.callbacks.jsonl import record
-from fl.messages import MESSAGES, Job, Reply
+from fl.envelope import Job
+from fl.messages import MESSAGES, Reply
 from fl.metrics import MAX_ARRAYS, MAX_ELEMENTS, Merged, checked, for_json, merged, scalars
 from fl.report import RoundReport
 from fl.server.answers import Answers

@@ -13,8 +13,8 @@ import pytest
 
 import fl
 import netq
-from fl.envelope import introduction
-from fl.messages import MESSAGES, Introduction, Task, Update
+from fl.envelope import Introduction
+from fl.messages import MESSAGES, Task, Update
 from fl.properties import Properties, checked, matches
 from fl.server import members
 from netq.utils.stream import Stream
@@ -190,7 +190,7 @@ def test_a_client_for_which_where_raises_costs_the_others_nothing(caplog: pytest
 
 def test_a_client_introduces_itself_once_a_session() -> None:
     def repeats(task: Task) -> list[Any]:
-        return [introduction({"n": number}, False) for number in range(3)] + [reply(task, Update(filled(1), 1))]
+        return [Introduction({"n": number}, False) for number in range(3)] + [reply(task, Update(filled(1), 1))]
 
     with Federation(min_clients=1) as federation:
         federation.join_raw(A, repeats)

@@ -11,7 +11,8 @@ import pytest
 
 import fl
 from fl.compression.packed import Packed
-from fl.messages import Job, Report, Task, Update
+from fl.envelope import Job
+from fl.messages import Report, Task, Update
 from fl.trainer import Trainer
 
 INF = np.inf

@@ -20,7 +20,8 @@ import fl
 import netq
 from examples.c.partition import rows
 from examples.digits import data, model
-from fl.messages import MESSAGES, End, Job, Offer, Permit, Reply, Report, Task, Update
+from fl.envelope import End, Job, Leave, Offer, Permit
+from fl.messages import MESSAGES, Reply, Report, Task, Update
 from netq.security import certificates
 from tests.examples.c import programs
 from tests.examples.c.programs import LIMIT, Programs, end, peer_of
@@ -147,7 +148,7 @@ def test_ignores_what_is_no_message(trainer: Conversation) -> None:
 
 def test_signal_ends_it_with_leave(trainer: Conversation) -> None:
     trainer.process.terminate()
-    assert trainer.hear() == fl.messages.Leave("told to stop")
+    assert trainer.hear() == Leave("told to stop")
     assert end(trainer.process) == (0, "")
 
 

@@ -14,7 +14,8 @@ import fl
 from fl.compression.auto import choose
 from fl.compression.packed import Packed
 from fl.conversation import KnownServer
-from fl.messages import Job, Task, Update
+from fl.envelope import Job
+from fl.messages import Task, Update
 from fl.trainer import Trainer
 from tests.fl.federation import Federation, at
 

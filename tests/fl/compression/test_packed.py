@@ -23,8 +23,9 @@ from fl.aggregation.mean import WeightedMean
 from fl.compression import quantize, sparse
 from fl.compression.compressor import Compression, Compressor
 from fl.compression.packed import Packed, Unpacked
+from fl.envelope import Job
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Job, Reply, Update
+from fl.messages import MESSAGES, Reply, Update
 from fl.tensors.model import check
 from netq.errors import SerializationError, Unreadable
 from netq.utils.stream import Stream

@@ -12,7 +12,8 @@ import torch
 import fl
 import netq
 from fl.compression.compressor import Compression, Compressor
-from fl.messages import MESSAGES, Job, Reply
+from fl.envelope import Job
+from fl.messages import MESSAGES, Reply
 from fl.server.limits import limits
 from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT, _values
 from netq.protocol.flow_control import CREDIT

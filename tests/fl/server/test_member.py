@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from fl.messages import Job
+from fl.envelope import Job
 from fl.server.member import TRANSITIONS, Asked, Member, MemberEvent, MemberSession, MemberState, Owed
 from tests.fl.federation import A
 

@@ -17,7 +17,8 @@ import pytest
 
 import fl
 import netq
-from fl.messages import MESSAGES, Offer, Permit, Reply, Report, Task, Update
+from fl.envelope import Job, Offer, Permit
+from fl.messages import MESSAGES, Reply, Report, Task, Update
 from netq.testing.proxy import Proxy
 from tests.fl.federation import IDS, QUICK, SHORT, SOON, A, B, C, D, Federation, adds, at, filled, gives, reasons, reply
 
@@ -634,7 +635,7 @@ def test_an_offer_for_another_round_gets_no_permit() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 1) as (client,):
         round = federation.start(federation.round, 1)
         task = client.task()
-        old = Task(fl.messages.Job(task.job.run, 0, "train"), {}, {})
+        old = Task(Job(task.job.run, 0, "train"), {}, {})
         client.offer(old, SIZE)
         assert not client.permitted(old, SHORT)
         for _ in range(20):
@@ -693,7 +694,7 @@ def test_failures_have_a_kind() -> None:
 
 
 def test_a_reply_has_the_job_of_its_task() -> None:
-    job = fl.messages.Job(1, 2, "train")
+    job = Job(1, 2, "train")
     assert Reply(job, Update({}, 1)).job == job
 
 
@@ -1012,7 +1013,7 @@ def test_as_many_clients_work_as_the_strategy_selects() -> None:
 
 def test_a_flood_of_stale_replies_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     def flood(task: Task) -> list[Any]:
-        old = fl.messages.Job(task.job.run - 1, 9, "train")
+        old = Job(task.job.run - 1, 9, "train")
         floods = [Reply(old, "\x1b[2Jno\ndisk")] * 10 + [Reply(old, Update(filled(9), 1))] * 10
         return [*floods, reply(task, Update(filled(4), 1))]
 

@@ -32,7 +32,8 @@ import torch
 
 import fl
 import netq
-from fl.messages import MESSAGES, Job, Reply, Report, Task, Update
+from fl.envelope import Job
+from fl.messages import MESSAGES, Reply, Report, Task, Update
 from netq.testing.proxy import Proxy
 from netq.utils.stream import PickleSerializer
 from tests.fl.federation import (

@@ -14,7 +14,8 @@ import pytest
 
 import fl
 import netq
-from fl.messages import MESSAGES, Describe, Description, Reply, Task
+from fl.envelope import Describe
+from fl.messages import MESSAGES, Description, Reply, Task
 from tests.fl.federation import SOON, Federation, adds, reply
 
 MODEL = {"w": np.ones((3, 2), np.float32), "count": np.array(5)}
