@@ -1,6 +1,6 @@
 """Replies to a grid's messages in the child process: imports a Flower ClientApp, and runs it.
 
-The grid gets what each reply has cost, but not in the reply's records (`usage` in fl/flower/grid_messages.py): Flower's
+The grid gets what each reply has cost, but not in the reply's records (`usage` in fl/flower/messages.py): Flower's
 strategies average all metrics of a reply, and refuse replies whose metrics differ. Needs Flower.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.usage import Usage
-from fl.envelope import Finished
+from fl.envelope import End, Finished
 from fl.flower import envelope
 from fl.flower.app_folder import AppFolder, is_folder
 from netq.errors import InvalidOption, NotNow, SecurityError
@@ -41,7 +41,7 @@ class FlowerTasks:
     ) -> None:
         try:
             importlib.import_module("fl.flower._compat")  # first: it refuses an unknown release of Flower
-            from fl.flower.grid_messages import MESSAGES, node_id
+            from fl.flower.messages import MESSAGES, node_id
             from fl.flower.node_tasks import NodeTasks
         except ImportError as error:
             raise InvalidOption(str(error)) from error
@@ -55,7 +55,7 @@ class FlowerTasks:
         """Reply to a message. Return the reply as bytes, or the reason why there is none. `rate` is not used."""
         self._usage.begin()
         task = envelope.load(message)
-        assert not isinstance(task, envelope.End)
+        assert not isinstance(task, End)
         return self._tasks.answer(task)
 
     def keeps(self, answer: Finished) -> bool:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fl.flower.app_folder import AppFolder
     from fl.flower.apps import ClientApp, ServerApp
     from fl.flower.grid import Grid
-    from fl.flower.grid_messages import node_id
     from fl.flower.kernel_strategy import FedAvg, Kernel
+    from fl.flower.messages import node_id
     from fl.flower.node import Node
     from fl.flower.record_codec import Array, arrays
     from fl.flower.replies import Streamed
@@ -56,7 +56,7 @@ _MODULES = {
         "ServerApp",
     ),
     "fl.flower.grid": ("Grid",),
-    "fl.flower.grid_messages": ("node_id",),
+    "fl.flower.messages": ("node_id",),
     "fl.flower.kernel_strategy": (
         "FedAvg",
         "Kernel",

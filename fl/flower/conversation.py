@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import netq
-from fl.envelope import Finished
-from fl.flower.envelope import UNAVAILABLE, Ask, End, Files, failure, fetch, leave, other_version
+from fl.envelope import End, Finished, Leave
+from fl.flower.envelope import UNAVAILABLE, Ask, Failure, Fetch, Files, OtherApp
 from fl.membership import Membership
 from netq.runtime.log_dedup import LogDedup
 
@@ -94,7 +94,7 @@ class Conversation:
             self._stored(task.version, answer)
             return None
         if isinstance(answer, str):
-            return self._grid.put(failure(task.job[1], answer))
+            return self._grid.put(Failure(task.job[1], answer))
         job = task.job
 
         def check(delivery: Future[None]) -> None:
@@ -102,7 +102,7 @@ class Conversation:
             if error is None:
                 self.delivered = job
             elif isinstance(error, netq.MessageTooLarge):
-                self._grid.put(failure(job[1], f"its reply cannot be sent: {error}"))
+                self._grid.put(Failure(job[1], f"its reply cannot be sent: {error}"))
 
         delivery = self._grid.put(answer.message)
         delivery.add_done_callback(check)
@@ -110,13 +110,13 @@ class Conversation:
 
     def leave(self, reason: str) -> None:
         """Announce that the session is going to be closed by this side."""
-        self._grid.put(leave(reason))
+        self._grid.put(Leave(reason))
 
     def _refuse(self, error: netq.Unreadable) -> None:
         """Reply to a message that cannot be read, and may be any of the open ones."""
         self._log(logging.ERROR, "a message of the grid cannot be read: %s", error)
         reason = f"node {self._grid.id}: cannot read what it was sent: {error}"
-        self._grid.put(failure(None, reason, UNAVAILABLE))
+        self._grid.put(Failure(None, reason, UNAVAILABLE))
 
     def _log(self, level: int, text: str, *args: object) -> None:
         """Log a line about the grid. Lines with the same `text` follow at DEBUG: it may send without end."""
@@ -128,7 +128,7 @@ class Conversation:
         if version and self._version and version not in (self._version, self._reported):
             self._reported = version
             log.warning("the server's app has version %s, this node's %s; update one of them", version, self._version)
-            self._grid.put(other_version(self._version))
+            self._grid.put(OtherApp(self._version))
 
     def _add(self, ask: Ask) -> None:
         """Make a message ready to be answered; if its app is not here, ask for the files first."""
@@ -138,11 +138,11 @@ class Conversation:
         size = sum(each.stream.nbytes for each in self._waiting)
         if self._waiting and (len(self._waiting) >= _MESSAGES or size + ask.stream.nbytes > self._room):
             reason = f"{len(self._waiting)} messages of {size} bytes wait here for the files of apps already"
-            self._grid.put(failure(ask.job[1], f"node {self._grid.id}: {reason}", UNAVAILABLE))
+            self._grid.put(Failure(ask.job[1], f"node {self._grid.id}: {reason}", UNAVAILABLE))
             return
         if all(each.app != ask.app for each in self._waiting):
             log.info("the server's app has version %s, which is not here: asking for its files", ask.app)
-            self._grid.put(fetch(ask.app))
+            self._grid.put(Fetch(ask.app))
         self._waiting.append(ask)
 
     def _arrived(self, files: Files) -> None:

@@ -23,19 +23,10 @@ import flwr.serverapp
 from flwr.app import Error, Message, Metadata, RecordDict
 
 import netq
+from fl.envelope import End, Leave
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
-from fl.flower.envelope import END
-from fl.flower.grid_messages import (
-    MESSAGES,
-    Ask,
-    check_config,
-    message_id,
-    node_id,
-    read_reply,
-    read_text,
-    write_ask,
-    write_files,
-)
+from fl.flower.envelope import Failure, Fetch, OtherApp
+from fl.flower.messages import MESSAGES, Ask, Files, Reply, check_config, message_id, node_id, read, title_of
 from fl.flower.record_codec import nbytes
 from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
 from fl.flower.signed_app import SignedApp
@@ -168,7 +159,7 @@ class Grid(flwr.serverapp.Grid):
         self._dispatcher.sessions_changed.set()
         try:
             if timeout != 0:
-                self._dispatcher.announce(END, self._dispatcher.present())
+                self._dispatcher.announce(End(0), self._dispatcher.present())
             self._dispatcher.queue.close(timeout)
         finally:
             self._end.close()
@@ -279,32 +270,37 @@ class Grid(flwr.serverapp.Grid):
 
         The dispatcher calls this from `take`.
         """
-        if (reason := read_text(data, "leave")) is not None:
-            self._log(logging.INFO, peer, "leaves: %s", reason)
-            return False
-        if (version := read_text(data, "fetch")) is not None:
-            self._deliver(peer, version)
-            return False
-        if (version := read_text(data, "app")) is not None:
-            text = "its app has version %s, the server's %s; update one of them"
-            self._log(logging.WARNING, peer, text, version, self._version)
-            return False
-        found = read_reply(data)
-        if found.batch is None:  # an error, from a node that could not read its message
-            assert isinstance(found.content, Error)
-            self._log(logging.WARNING, peer, "%s", found.content.reason)
-            self._dispatcher.answer_all(peer, found.content)
-        elif not self._dispatcher.is_open(id := message_id(found.batch, node_id(peer))):
-            self._log(logging.WARNING, peer, "its answer is not waited for (any more)")
-        else:
-            if found.usage:
-                self.usage[node_id(peer)] = found.usage
-            dropped = self._unpulled.add(id, found.content)  # first: another thread may take the answer at once
-            self._dispatcher.answer(id, found.content)
-            for oldest in dropped:
-                self._drop(oldest)
-            return True
+        match message := read(data):
+            case Leave():
+                self._log(logging.INFO, peer, "leaves: %s", message.reason)
+            case Fetch():
+                self._deliver(peer, message.app)
+            case OtherApp():
+                text = "its app has version %s, the server's %s; update one of them"
+                self._log(logging.WARNING, peer, text, message.app, self._version)
+            case Failure(batch=None):  # from a node that could not read its message
+                self._log(logging.WARNING, peer, "%s", message.reason)
+                self._dispatcher.answer_all(peer, Error(message.code, message.reason))
+            case Reply():
+                return self._answered(peer, message.batch, message.content, message.usage)
+            case Failure(batch=int(batch)):
+                return self._answered(peer, batch, Error(message.code, message.reason), {})
+            case _:
+                raise netq.Unreadable(f"a {type(message).__name__}; expected a Reply")
         return False
+
+    def _answered(self, peer: uuid.UUID, batch: int, content: RecordDict | Error, usage: Mapping[str, float]) -> bool:
+        id = message_id(batch, node_id(peer))
+        if not self._dispatcher.is_open(id):
+            self._log(logging.WARNING, peer, "its answer is not waited for (any more)")
+            return False
+        if usage:
+            self.usage[node_id(peer)] = usage
+        dropped = self._unpulled.add(id, content)  # first: another thread may take the answer at once
+        self._dispatcher.answer(id, content)
+        for oldest in dropped:
+            self._drop(oldest)
+        return True
 
     def _log(self, level: int, peer: uuid.UUID, text: str, *args: object) -> None:
         """Log a line about a node. A line with the same `text`, and other args, follows at DEBUG for some minutes."""
@@ -322,7 +318,8 @@ class Grid(flwr.serverapp.Grid):
         app = self._delivery if self._delivery is not None and self._delivery.version == version else None
         self._log(logging.INFO, peer, "is sent the app's files" if app else "asks in vain for the app's files")
         self._delivering.add(peer)
-        put = self._dispatcher.queue.put(write_files(version, app), peer)
+        files = Files(version, None, b"") if app is None else Files(*app)
+        put = self._dispatcher.queue.put(files, peer)
         put.add_done_callback(lambda _: self._delivering.discard(peer))
 
     def _drop(self, id: str) -> None:
@@ -346,6 +343,7 @@ class Grid(flwr.serverapp.Grid):
             metadata.ttl,
             self._version,
             first.content,
+            title_of(metadata.message_type, metadata.group_id, first.content),
         )
         for node, message in messages.items():
             id = message_id(batch, node)
@@ -353,7 +351,7 @@ class Grid(flwr.serverapp.Grid):
             self._sent[id] = _Sent(message.metadata, nodes.get(node))
         present = {nodes[node]: message_id(batch, node) for node in messages if node in nodes}
         if present:
-            self._dispatcher.ask([(write_ask(ask), present)], metadata.ttl)
+            self._dispatcher.ask([(ask, present)], metadata.ttl)
         for node in messages.keys() - nodes.keys():
             absent = Error(ErrorCode.NODE_UNAVAILABLE, f"node {node}: it is not connected")
             self._dispatcher.add_answer(message_id(batch, node), absent)

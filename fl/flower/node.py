@@ -9,7 +9,7 @@ import netq
 from fl.flower.apps import ClientApp, check_client_app
 from fl.flower.conversation import Conversation
 from fl.flower.envelope import ENVELOPES
-from fl.flower.grid_messages import check_config, node_id
+from fl.flower.messages import check_config, node_id
 from fl.flower.node_tasks import NodeTasks
 from fl.flower.signed_app import ReceivedApps
 from fl.membership import Membership, take_part

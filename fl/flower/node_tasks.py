@@ -9,14 +9,15 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flwr.app import Context, Message, Metadata, RecordDict
+from flwr.app import Context, Error, Message, Metadata, RecordDict
 
 from fl.envelope import Finished
+from fl.flower import messages
 from fl.flower._compat import SUPERLINK_NODE_ID, make_message
 from fl.flower.apps import ClientApp
 from fl.flower.envelope import Ask as Envelope
-from fl.flower.envelope import Files
-from fl.flower.grid_messages import MESSAGES, Ask, Reply, message_id, read_ask, read_files, write_reply
+from fl.flower.envelope import Failure, Files
+from fl.flower.messages import MESSAGES, Ask, Reply, message_id, read
 from fl.flower.record_codec import decode, encode
 from fl.flower.signed_app import ReceivedApps, SignedApp
 from netq.errors import SecurityError, Unreadable
@@ -50,14 +51,15 @@ class NodeTasks:
     def answer(self, task: Envelope | Files) -> Finished | str:
         """Reply to a message, or store an app. Return the reply as bytes, or the reason why there is none."""
         try:
-            plain = MESSAGES.load(task.stream)
-            if isinstance(task, Files):
-                return self._store(*read_files(plain)) or Finished(task.job, MESSAGES.dump(None), 0)
-            ask = read_ask(plain, copy=self._copy)
+            message = read(MESSAGES.load(task.stream), copy=self._copy)
         except Unreadable as error:
             log.error("%s: the message cannot be read: %s", task.title, error)
             return f"the message cannot be read: {error}"
-        return self._reply(task, ask)
+        if isinstance(task, Files):
+            assert isinstance(message, messages.Files)
+            return self._store(message.version, message.app) or Finished(task.job, MESSAGES.dump(None), 0)
+        assert isinstance(message, Ask)
+        return self._reply(task, message)
 
     def save(self) -> dict[str, Any]:
         """Return what another NodeTasks needs to go on as this one would. The arrays are not copied."""
@@ -80,7 +82,7 @@ class NodeTasks:
         if isinstance(content, str):
             return content
         try:
-            message = MESSAGES.dump(write_reply(Reply(ask.batch, content, self._usage())))
+            message = MESSAGES.dump(_reply(ask.batch, content, self._usage()))
             encode(context.state)
         except Exception as error:  # serialising the user's values may raise anything
             log.error("the reply cannot be sent, or the state not be kept: %s", describe(error))
@@ -122,6 +124,12 @@ class NodeTasks:
             log.exception("node %d: the ClientApp failed", context.node_id)
             return f"{type(error)}:<'{text_of(error)}'>"  # Flower's form
         return reply.error if reply.has_error() else reply.content
+
+
+def _reply(batch: int, content: RecordDict | Error, usage: Mapping[str, float]) -> Reply | Failure:
+    if isinstance(content, Error):
+        return Failure(batch, content.reason or "", content.code)
+    return Reply(batch, content, dict(usage))
 
 
 def _message(ask: Ask, node: int) -> Message:

@@ -1,4 +1,4 @@
-"""Encodes and decodes Flower's records for the messages of fl/flower/grid_messages.py, as plain values and arrays.
+"""Encodes and decodes Flower's records for the messages of fl/flower/messages.py, as plain values and arrays.
 
     RecordDict ──► [[name, "arrays", [[key, array], …]], [name, "metrics" | "config", [[key, value], …]], …]
 

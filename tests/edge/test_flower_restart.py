@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import netq
-from fl.flower.envelope import RAISED, UNAVAILABLE, VERSION
+from fl.envelope import Leave, values
+from fl.flower.envelope import RAISED, UNAVAILABLE, Failure
 from tests.edge.flower_devices import SOON, Device, install
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # click's, of what typer does
     flwr: Any = pytest.importorskip("flwr.app", reason="no flwr here: pip install 'flwr>=1.39,<2'")
-    messages: Any = importlib.import_module("fl.flower.grid_messages")
+    messages: Any = importlib.import_module("fl.flower.messages")
 
 RUN = 7
 
@@ -47,7 +48,7 @@ class Server:
 
     def send(self, plain: Any) -> Any:
         self.queue.put(plain, self._device)
-        return self.queue.get(timeout=SOON).data
+        return messages.read(self.queue.get(timeout=SOON).data)
 
 
 @pytest.fixture
@@ -64,12 +65,11 @@ def device(tmp_path: Path, server: Server) -> Device:
 
 
 def counting(batch: int, run: int = RUN) -> Any:
-    ask = messages.Ask(batch, run, {}, "query.count", "", 0.0, 60.0, "", flwr.RecordDict())
-    return messages.write_ask(ask)
+    return messages.Ask(batch, run, {}, "query.count", "", 0.0, 60.0, "", flwr.RecordDict())
 
 
 def count_of(reply: Any) -> Any:
-    return messages.read_reply(reply).content["m"]["n"]
+    return reply.content["m"]["n"]
 
 
 @pytest.mark.slow
@@ -99,8 +99,10 @@ def test_unreadable_messages_are_answered(server: Server, device: Device) -> Non
     with device.running():
         server.connected()
         reason = "the message cannot be read: the record 'm', 'x': expected one of int, float, or a list of one"
-        assert server.send((*counting(1)[:-1], [("m", "metrics", [("x", "y")])])) == [VERSION, 1, RAISED, reason]
-        assert server.send((VERSION, "hello"))[:3] == [VERSION, None, UNAVAILABLE]
+        ask = {**values(counting(1)), "content": [("m", "metrics", [("x", "y")])]}
+        assert server.send(ask) == Failure(1, reason, RAISED)
+        failure = server.send({"type": "hello"})
+        assert (failure.batch, failure.code) == (None, UNAVAILABLE)
         assert count_of(server.ask(2)) == 1
 
 
@@ -110,8 +112,8 @@ def test_device_leaves_before_a_message_would_exceed_its_traffic(tmp_path: Path,
     with Device(tmp_path, server.queue.netloc.port, "[fit]\nmax_traffic = 0.005\n").running():
         server.connected()
         rounds = 0
-        while (answer := server.ask(rounds))[1] == rounds:
+        while not isinstance(answer := server.ask(rounds), Leave):
+            assert answer.batch == rounds
             rounds += 1
-    assert answer[:2] == [VERSION, "leave"]
-    assert answer[2].endswith(" MB in 60 minutes; fit.max_traffic is 0.005")
+    assert answer.reason.endswith(" MB in 60 minutes; fit.max_traffic is 0.005")
     assert rounds > 1

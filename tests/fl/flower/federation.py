@@ -13,8 +13,7 @@ from flwr.app import Context, Message, RecordDict
 
 import fl.flower
 import netq
-from fl.flower.envelope import END
-from fl.flower.grid_messages import MESSAGES
+from fl.flower.messages import MESSAGES
 from netq.utils.stream import Stream
 
 SOON = 20.0  # seconds in which all happens that does happen
@@ -122,7 +121,7 @@ def _raw(options: netq.CommunicatorOptions, protocol: netq.Protocol, answer: Cal
                 message = server.get().data
             except netq.Closed:
                 return
-            if message == END:
+            if message["type"] == "End":
                 continue
             for reply in answer(message):
                 server.put(reply)

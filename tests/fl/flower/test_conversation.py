@@ -15,10 +15,11 @@ import pytest
 from flwr.app import RecordDict
 
 import netq
-from fl.envelope import Finished
+from fl.envelope import End, Finished, Leave
+from fl.flower import messages
 from fl.flower.conversation import Conversation
-from fl.flower.envelope import END, ENVELOPES, RAISED, UNAVAILABLE, VERSION, Files
-from fl.flower.grid_messages import MESSAGES, Ask, write_ask, write_files
+from fl.flower.envelope import ENVELOPES, RAISED, UNAVAILABLE, VERSION, Failure, Fetch, Files, OtherApp
+from fl.flower.messages import MESSAGES, Ask, Reply, read
 from fl.membership import Membership
 from netq.testing.log import LogRecorder
 from tests.fl.flower.federation import QUICK, SOON, at
@@ -40,14 +41,14 @@ class Session:
         return Conversation(self._node, self.membership, version, has, **options)
 
     def ask(self, batch: int, app: str = "") -> None:
-        self.send(write_ask(Ask(batch, RUN, {}, "query", "", 0.0, 60.0, app, RecordDict())))
+        self.send(Ask(batch, RUN, {}, "query", "", 0.0, 60.0, app, RecordDict()))
 
     def send(self, plain: Any) -> None:
         self._grid.put(plain, NODE).result(SOON)
 
     def sent(self) -> Any:
         """Return what the node has sent next."""
-        return self._grid.get(timeout=SOON).data
+        return read(self._grid.get(timeout=SOON).data)
 
 
 @pytest.fixture
@@ -83,14 +84,14 @@ def test_messages_are_returned_oldest_first_until_the_end(session: Session) -> N
     conversation = session.converse()
     for batch in (3, 1, 2):
         session.ask(batch)
-    session.send(END)
+    session.send(End(0))
     found = []
     while (task := conversation.next_task()) is not None:
         found.append(batch_of(task))
         conversation.reply(task, f"no {found[-1]}")
     assert found == [3, 1, 2]
     assert session.membership.over
-    assert [session.sent() for _ in found] == [[VERSION, batch, RAISED, f"no {batch}"] for batch in found]
+    assert [session.sent() for _ in found] == [Failure(batch, f"no {batch}") for batch in found]
 
 
 def test_reply_that_has_arrived_is_delivered(session: Session) -> None:
@@ -98,8 +99,8 @@ def test_reply_that_has_arrived_is_delivered(session: Session) -> None:
     session.ask(1)
     task = next_of(conversation)
     assert conversation.delivered is None
-    delivery = conversation.reply(task, finished(task, [VERSION, 1, [], {}]))
-    assert session.sent() == [VERSION, 1, [], {}]
+    delivery = conversation.reply(task, finished(task, Reply(1, RecordDict())))
+    assert session.sent() == Reply(1, RecordDict())
     assert delivery is not None
     delivery.result(SOON)
     deadline = time.monotonic() + SOON
@@ -113,9 +114,9 @@ def test_reply_that_is_too_large_is_replaced_by_the_reason(session: Session) -> 
     session.ask(1)
     task = next_of(conversation)
     conversation.reply(task, finished(task, np.zeros(10_000)))
-    version, batch, code, reason = session.sent()
-    assert (version, batch, code) == (VERSION, 1, RAISED)
-    assert reason.startswith("its reply cannot be sent: ")
+    failure = session.sent()
+    assert (failure.batch, failure.code) == (1, RAISED)
+    assert failure.reason.startswith("its reply cannot be sent: ")
     assert conversation.delivered is None
 
 
@@ -125,7 +126,7 @@ def test_missing_app_is_fetched_once_and_its_messages_wait(session: Session) -> 
     for batch, app in ((1, "b"), (2, "a"), (3, "b"), (4, "c")):
         session.ask(batch, app)
     for version in ("b", "c", "d"):  # it has not asked for the last one
-        session.send(write_files(version, None))
+        session.send(messages.Files(version, None, b""))
     first, files = conversation.next_task(), conversation.next_task()
     assert batch_of(first) == 2
     assert isinstance(files, Files)
@@ -142,27 +143,27 @@ def test_missing_app_is_fetched_once_and_its_messages_wait(session: Session) -> 
         assert batch_of(conversation.next_task()) == 6
         assert log.having("the files of the app d, for which this node did not ask")
     assert [session.sent() for _ in range(4)] == [
-        [VERSION, "fetch", "b"],
-        [VERSION, "fetch", "c"],
-        [VERSION, 4, RAISED, "this node refuses the app c"],
-        [VERSION, "fetch", "c"],  # for the next message: the server may deliver another one by then
+        Fetch("b"),
+        Fetch("c"),
+        Failure(4, "this node refuses the app c"),
+        Fetch("c"),  # for the next message: the server may deliver another one by then
     ]
 
 
-@pytest.mark.parametrize(("room", "kept"), [(2**30, 100), (201, 3), (1, 1)], ids=["count", "bytes", "one"])
+@pytest.mark.parametrize(("room", "kept"), [(2**30, 100), (615, 3), (1, 1)], ids=["count", "bytes", "one"])
 def test_messages_that_wait_for_an_app_are_bounded(session: Session, room: int, kept: int) -> None:
     here = {""}
     conversation = session.converse(has=here.__contains__, room=room)
     for batch in range(110):
-        session.ask(batch, "b")  # 67 to 69 bytes
-    session.send(write_files("b", None))
+        session.ask(batch, "b")  # 205 to 207 bytes
+    session.send(messages.Files("b", None, b""))
     files = next_of(conversation)
-    assert session.sent() == [VERSION, "fetch", "b"]
+    assert session.sent() == Fetch("b")
     for batch in range(kept, 110):
-        version, refused, code, reason = session.sent()
-        assert (version, refused, code) == (VERSION, batch, UNAVAILABLE)
-        assert reason.startswith(f"node {NODE}: {kept} messages of ")
-        assert reason.endswith(" bytes wait here for the files of apps already")
+        refused = session.sent()
+        assert (refused.batch, refused.code) == (batch, UNAVAILABLE)
+        assert refused.reason.startswith(f"node {NODE}: {kept} messages of ")
+        assert refused.reason.endswith(" bytes wait here for the files of apps already")
     conversation.reply(files, finished(files, None))
     assert [batch_of(next_of(conversation)) for _ in range(kept)] == [*range(kept)]
 
@@ -173,17 +174,18 @@ def test_other_version_is_reported_once(session: Session) -> None:
         session.ask(batch, app)
     assert [batch_of(conversation.next_task()) for _ in range(4)] == [0, 1, 2, 3]
     conversation.leave("it is too hot")
-    assert [session.sent() for _ in range(2)] == [[VERSION, "app", "mine"], [VERSION, "leave", "it is too hot"]]
+    assert [session.sent() for _ in range(2)] == [OtherApp("mine"), Leave("it is too hot")]
 
 
 def test_unreadable_message_is_reported_without_its_batch(session: Session) -> None:
     conversation = session.converse()
-    session.send(("hello",))
+    session.send({"type": "Ask", "protocol": "netq-flower/1"})
     session.ask(2)
     assert batch_of(conversation.next_task()) == 2
-    version, batch, code, reason = session.sent()
-    assert (version, batch, code) == (VERSION, None, UNAVAILABLE)
-    assert reason.startswith(f"node {NODE}: cannot read what it was sent: the version of a message: expected ")
+    failure = session.sent()
+    assert (failure.batch, failure.code) == (None, UNAVAILABLE)
+    reason = f"cannot read what it was sent: the version of a message: expected {VERSION}; install the same netq"
+    assert failure.reason == f"node {NODE}: {reason}"
 
 
 def test_unreadable_messages_are_one_line(session: Session) -> None:

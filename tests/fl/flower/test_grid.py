@@ -21,8 +21,9 @@ from flwr.serverapp.strategy import FedAvg
 
 import fl.flower
 import netq
-from fl.flower.envelope import VERSION
-from fl.flower.grid_messages import MESSAGES, message_id
+from fl.envelope import Leave
+from fl.flower.envelope import VERSION, Fetch, OtherApp
+from fl.flower.messages import MESSAGES, Reply, message_id
 from netq.testing.log import LogRecorder
 from netq.utils.stream import PickleSerializer
 from tests.fl.flower.apps import app, server
@@ -288,7 +289,7 @@ def test_a_restarted_node_gets_its_message_again() -> None:
             federation.wait_for(controlled.options.id)
             reply = pool.submit(next, replies)
             assert again.get(timeout=SOON).data == first
-            again.put([VERSION, first[1], [], {}])
+            again.put(Reply(first["batch"], RecordDict()))
             assert reply.result(SOON).has_content()
 
 
@@ -297,8 +298,8 @@ def test_a_reply_counts_after_its_node_has_left() -> None:
         controlled = ControlledNode(federation)
         node = fl.flower.node_id(controlled.options.id)
         replies = federation.ask(Message(RecordDict(), node, "query"))
-        batch = controlled.queue.get(timeout=SOON).data[1]
-        controlled.queue.put([VERSION, batch, [], {}]).result(SOON)
+        batch = controlled.queue.get(timeout=SOON).data["batch"]
+        controlled.queue.put(Reply(batch, RecordDict())).result(SOON)
         controlled.queue.close(SOON)
         assert next(replies).content == RecordDict()
 
@@ -322,7 +323,7 @@ def test_a_message_too_large_for_a_node_is_an_error_at_once() -> None:
             record = RecordDict({"a": ArrayRecord({"a": Array(np.zeros(100_000))})})
             error = error_of(federation.query(options.id, content=record)[options.id])
             assert error.code == NODE_UNAVAILABLE
-            assert "the message has 800192 bytes, and it takes 10000 at most" in str(error.reason)
+            assert "the message has 800320 bytes, and it takes 10000 at most" in str(error.reason)
             federation.start(federation.grid.close)
 
 
@@ -339,8 +340,8 @@ def test_a_reply_too_large_for_the_grid_is_an_error() -> None:
     assert "its reply cannot be sent" in str(error.reason)
 
 
-def reply_to(ask: Any, *fields: Any) -> list[Any]:
-    return [VERSION, ask[1], *fields]
+def reply_to(ask: Any, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "Reply", "batch": ask.get("batch", 0), "content": content, "protocol": VERSION, **fields}
 
 
 class Evil:
@@ -356,17 +357,17 @@ class Evil:
         (lambda ask: [b"garbage"], "a message of 7 bytes cannot be loaded"),
         (lambda ask: [bytes(PickleSerializer().dump(Evil()))], "a message of 52 bytes cannot be loaded"),
         (
-            lambda ask: [reply_to(ask, [("a", "metrics", [("x", "y")])], {})],
+            lambda ask: [reply_to(ask, [("a", "metrics", [("x", "y")])])],
             "the record 'a', 'x': expected one of int, fl",
         ),
         (
-            lambda ask: [reply_to(ask, [("a", "arrays", [("x", b"1234")])], {})],
+            lambda ask: [reply_to(ask, [("a", "arrays", [("x", b"1234")])])],
             "the record 'a', 'x': expected an array",
         ),
-        (lambda ask: [["netq-flower/9", ask[1], []]], "the version of a message: expected netq-flower/1"),
-        (lambda ask: [reply_to(ask)], "a reply: expected four fields"),
-        (lambda ask: [[VERSION, None, [], {}]], "the batch of a reply: expected a whole number"),
-        (lambda ask: [["list"]], "a message: expected a list that"),
+        (lambda ask: [reply_to(ask, [], protocol="netq-flower/9")], f"the version of a message: expected {VERSION}"),
+        (lambda ask: [reply_to(ask, [], more=1)], "a message is not valid: "),
+        (lambda ask: [reply_to(ask, [], batch=None)], "the batch of a reply: expected a whole number"),
+        (lambda ask: [["list"]], "a message: expected an object with a type"),
     ],
 )
 def test_a_hostile_reply_fails_its_node_only(answer: Any, reason: str) -> None:
@@ -384,7 +385,7 @@ def test_a_peer_cannot_reply_for_another() -> None:
 
     def answer(ask: Any) -> list[Any]:
         forged = [("m", "metrics", [("forged", 1)])]
-        return [[VERSION, ask[1] ^ 1, forged, {}], reply_to(ask, [], {}), reply_to(ask, forged, {})]
+        return [reply_to(ask, forged, batch=ask["batch"] ^ 1), reply_to(ask, []), reply_to(ask, forged)]
 
     with LogRecorder() as log, Federation() as federation:
         good, bad = federation.join(gate), federation.join_raw(answer)
@@ -399,13 +400,11 @@ def test_a_peer_cannot_reply_for_another() -> None:
 
 def test_a_node_that_repeats_itself_is_one_line_of_each_kind() -> None:
     count = 8  # of each kind: a node that sends more is cut off
-    flood: list[Any] = [[VERSION, "leave", f"reason {n}"] for n in range(count)] + [
-        [VERSION, "app", f"v{n}"] for n in range(count)
-    ]
-    flood += [[VERSION, "fetch", "v"]] * count + [[VERSION, 1, [], {}]] * count
+    flood: list[Any] = [each for n in range(count) for each in (Leave(f"reason {n}"), OtherApp(f"v{n}"))]
+    flood += [Fetch("v"), Reply(1, RecordDict())] * count
     kinds = ("leaves: ", "its app has version ", "asks in vain for the app's files", "its answer is not waited for")
     with LogRecorder() as log, Federation() as federation:
-        ids = [federation.join_raw(lambda ask: [*flood, reply_to(ask, [], {})]) for _ in range(2)]
+        ids = [federation.join_raw(lambda ask: [*flood, reply_to(ask, [])]) for _ in range(2)]
         assert set(federation.query(*ids)) == set(ids)
         for kind in kinds:
             assert len(log.having(kind, logging.INFO)) == len(ids)
@@ -421,7 +420,7 @@ def test_a_flood_of_messages_does_not_delay_the_timeout() -> None:
             with netq.new(options=options) as queue:
                 while not end.is_set():
                     with suppress(TimeoutError):  # it is cut off
-                        queue.put([VERSION, 1, [], {}]).exception(SHORT)
+                        queue.put(Reply(1, RecordDict())).exception(SHORT)
                 queue.close(0)
 
         federation.start(flood)
@@ -438,9 +437,9 @@ def test_a_node_reports_an_unreadable_message() -> None:
     with Federation() as federation:
         id = federation.join(echo)
         dispatcher, key = federation.grid._dispatcher, message_id(5, fl.flower.node_id(id))
-        dispatcher.ask([(("netq-flower/9", 5), {id: key})], 60)
+        dispatcher.ask([({"type": "Ask", "protocol": "netq-flower/9"}, {id: key})], 60)
         error = dispatcher.take(lambda wanted: wanted == key, time.monotonic() + SOON)
-    assert "cannot read what it was sent: the version of a message: expected netq-flower/1" in str(error)
+    assert "cannot read what it was sent: the version of a message: expected netq-flower/2" in str(error)
 
 
 @pytest.mark.slow

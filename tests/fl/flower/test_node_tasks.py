@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 
 from fl.envelope import Finished
 from fl.flower.envelope import ENVELOPES
-from fl.flower.grid_messages import MESSAGES, Ask, Reply, read_reply, write_ask
+from fl.flower.messages import MESSAGES, Ask, read
 from fl.flower.node_tasks import NodeTasks
 from fl.flower.record_codec import arrays
 from netq.utils.stream import Stream
@@ -38,7 +38,7 @@ def tasks(app: Any = counts, **settings: Any) -> NodeTasks:
 
 
 def answer(node: NodeTasks, batch: int = 1, run: int = 7, group: str = "", lr: float = 0.5) -> Finished | str:
-    return node.answer(enveloped(write_ask(Ask(batch, run, {"lr": lr}, "query", group, 0.0, 60.0, "", RecordDict()))))
+    return node.answer(enveloped(Ask(batch, run, {"lr": lr}, "query", group, 0.0, 60.0, "", RecordDict())))
 
 
 def enveloped(plain: Any) -> Any:
@@ -49,9 +49,9 @@ def arrived(stream: Stream) -> Stream:
     return Stream([bytearray(bytes(stream))])
 
 
-def reply_of(finished: Finished | str) -> Reply:
+def reply_of(finished: Finished | str) -> Any:
     assert isinstance(finished, Finished), finished
-    return read_reply(MESSAGES.load(arrived(finished.message)))
+    return read(MESSAGES.load(arrived(finished.message)))
 
 
 def count_of(finished: Finished | str) -> Any:
@@ -123,15 +123,13 @@ def test_state_that_cannot_be_loaded_again_is_a_failure() -> None:
 def test_error_of_the_app_is_a_reply() -> None:
     node = tasks()
     reply = reply_of(answer(node, group="error"))
-    assert isinstance(reply.content, Error)
-    assert (reply.content.code, reply.content.reason) == (7, "no data")
+    assert (reply.code, reply.reason) == (7, "no data")
     assert count_of(answer(node)) == 2
 
 
 def test_message_that_cannot_be_read_is_answered_with_the_reason() -> None:
-    plain = list(write_ask(Ask(1, 7, {}, "query", "", 0.0, 60.0, "", RecordDict())))
-    plain[3] = {"lr": None}
-    reason = tasks().answer(enveloped(tuple(plain)))
+    plain = MESSAGES.load(arrived(MESSAGES.dump(Ask(1, 7, {}, "query", "", 0.0, 60.0, "", RecordDict()))))
+    reason = tasks().answer(enveloped({**plain, "run_config": {"lr": None}}))
     assert isinstance(reason, str)
     assert reason.startswith("the message cannot be read: the config's 'lr': expected one of bool")
 

@@ -22,7 +22,7 @@ from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
 
 import fl.flower
-from fl.flower.grid_messages import MESSAGES
+from fl.flower.messages import MESSAGES
 from fl.flower.record_codec import decode, encode
 from netq.errors import Unreadable
 from netq.utils.stream import Stream

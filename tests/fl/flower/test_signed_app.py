@@ -11,8 +11,8 @@ import pytest
 
 import netq
 from fl.flower.app_folder import AppFolder
-from fl.flower.envelope import VERSION
-from fl.flower.grid_messages import read_ask, write_files
+from fl.flower.envelope import Failure, Fetch
+from fl.flower.messages import Files
 from fl.flower.signed_app import NAME, ReceivedApps, SignedApp, sign
 from netq.testing.log import LogRecorder
 from tests.attacks.files import APPS, run
@@ -198,7 +198,7 @@ def test_files_for_which_no_node_asked_are_dropped(author: Author, log: LogRecor
     with Federation() as federation:
         id = federation.join(author.board())
         peer = next(iter(federation.grid._dispatcher.queue.statistics()))
-        federation.grid._dispatcher.queue.put(write_files(app.version, app), peer).result(20)
+        federation.grid._dispatcher.queue.put(Files(*app), peer).result(20)
         assert "does not deliver" in str(error_of(federation.query(id)[id]).reason)
     assert log.having("for which this node did not ask")
     assert os.listdir(author.folder / "apps") == []
@@ -209,10 +209,10 @@ def test_node_that_asks_for_ever_gets_one_answer_at_a_time(author: Author) -> No
     app, got = author.signed(1), []
 
     def answer(message: Any) -> Any:
-        if message[1] == "files":
+        if message["type"] == "Files":
             got.append(message)
             return []
-        return [*[[VERSION, "fetch", app.version]] * 100, [VERSION, read_ask(message, copy=True).batch, 1, "no"]]
+        return [*[Fetch(app.version)] * 100, Failure(message["batch"], "no", 1)]
 
     with Federation(delivery=app) as federation:
         id = federation.join_raw(answer)
