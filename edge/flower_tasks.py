@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.usage import Usage
-from fl.envelope import End, Finished
-from fl.flower import envelope
+from fl.envelope import Finished
 from fl.flower.app_folder import AppFolder, is_folder
 from netq.errors import InvalidOption, NotNow, SecurityError
 from netq.toml_file import in_file_terms, named_object
@@ -41,12 +40,12 @@ class FlowerTasks:
     ) -> None:
         try:
             importlib.import_module("fl.flower._compat")  # first: it refuses an unknown release of Flower
-            from fl.flower.messages import MESSAGES, node_id
+            from fl.flower.messages import MESSAGES, WITH_VALUES, node_id
             from fl.flower.node_tasks import NodeTasks
         except ImportError as error:
             raise InvalidOption(str(error)) from error
         logging.getLogger("flwr").propagate = False  # Flower writes its lines to stderr itself
-        self._messages = MESSAGES
+        self._messages, self._load = MESSAGES, WITH_VALUES.load
         self._usage = Usage()
         client_app = _received(folder, signer) if app is None else _imported(app)
         self._tasks = NodeTasks(client_app, node_id(uuid.UUID(node)), config, usage=self._usage.measured)
@@ -54,9 +53,7 @@ class FlowerTasks:
     def answer(self, message: Stream, rate: float | None = None) -> Finished | str:
         """Reply to a message. Return the reply as bytes, or the reason why there is none. `rate` is not used."""
         self._usage.begin()
-        task = envelope.load(message)
-        assert not isinstance(task, End)
-        return self._tasks.answer(task)
+        return self._tasks.answer(self._load(message))
 
     def keeps(self, answer: Finished) -> bool:
         """Return whether an answer is to be kept: each reply may have changed the app's state."""

@@ -13,8 +13,8 @@ from typing import Any
 from edge.usage import Usage
 from fl.compression.auto import AUTO
 from fl.compression.compressor import Compression, as_compression
-from fl.envelope import ENVELOPES, Finished
-from fl.messages import MESSAGES, Report, Update
+from fl.envelope import Finished
+from fl.messages import MESSAGES, WITH_VALUES, Report, Update
 from fl.tensors import files
 from fl.tensors.checks import unserializable
 from fl.tensors.serialization import own_file
@@ -59,7 +59,7 @@ class TrainingTasks:
     def answer(self, task: Stream, rate: float | None = None) -> Finished | str:
         """Do a task. Return the reply as bytes, or the reason why there is none. `rate`: see fl.trainer.Trainer."""
         before = self._trainer.state, self._trainer.local
-        answer = self._trainer.answer(ENVELOPES.load(task), rate)
+        answer = self._trainer.answer(WITH_VALUES.load(task), rate)
         if wrong := unserializable(self._trainer.state):
             self._trainer.state, self._trainer.local = before
             return f"config['state'] cannot be kept: {wrong}"

@@ -11,9 +11,9 @@ from typing import Any
 import netq
 from fl.compression.compressor import Compression
 from fl.conversation import Conversation, KnownServer
-from fl.envelope import ENVELOPES, Final
+from fl.envelope import Final
 from fl.membership import Membership, take_part
-from fl.messages import MESSAGES
+from fl.messages import MESSAGES, WITH_VALUES
 from fl.properties import Properties, checked
 from fl.trainer import Evaluate, Train, Trainer
 from netq.validate import expect, flag
@@ -60,7 +60,7 @@ class Client:
         """
         known = isinstance(options, netq.CommunicatorOptions | None)
         expect(known, "Client.run: options", options, "a netq.CommunicatorOptions")
-        options = replace(options or netq.CommunicatorOptions(), serialization=ENVELOPES)
+        options = replace(options or netq.CommunicatorOptions(), serialization=WITH_VALUES)
         self._final: Final | None = None
         take_part(options, protocol, "federation", self._serve)
         if self._final is None:

@@ -124,7 +124,10 @@ class Describe:
 
 
 class Task(NamedTuple):
-    """The envelope of a server's Task. `stream` is the whole message, with the model."""
+    """The envelope of a server's Task. `stream` is the whole message, with the model.
+
+    values: those of the whole message, if this process has loaded the arrays too; None: `stream` is still to be loaded.
+    """
 
     job: Job
     unasked: int  # bytes that the reply may have without an Offer and a Permit
@@ -132,6 +135,7 @@ class Task(NamedTuple):
     answered: int  # replies of this client to this job that the server had when it sent the task
     deadline: float  # seconds for which the server waits
     stream: Stream
+    values: Any = None
 
     @property
     def key(self) -> str:
@@ -175,7 +179,11 @@ def values(message: Any) -> dict[str, Any]:
 
 
 def _load(stream: Stream) -> Task | Permit | End | Final:
-    found = _PLAIN.load(stream)
+    return read(_PLAIN.load(stream), stream)
+
+
+def read(found: Any, stream: Stream) -> Task | Permit | End | Final:
+    """Make the envelope of a message with these values. Raises Unreadable."""
     kind = found.get("type") if type(found) is dict else None
     try:
         if kind == "Task":

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from fl import metrics
+from fl import envelope, metrics
 from fl.checks import expect
 from fl.compression.packed import Packed, is_shape
 from fl.envelope import (
@@ -316,7 +316,19 @@ def serialization(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> Serializa
     return SerializationOptions(load=lambda stream: build(plain.load(stream)), dump=_dump)
 
 
+def _load_envelope(stream: Stream) -> Any:
+    """Return the envelope of a server's message, with its values, so that `build` need not parse them again."""
+    try:
+        found = _PLAIN.load(stream)
+    except Unreadable:  # of the arrays, perhaps: then the server gets the reason as the reply to this task
+        return envelope.ENVELOPES.load(stream)
+    message = envelope.read(found, stream)
+    return message._replace(values=found) if isinstance(message, envelope.Task) else message
+
+
 MESSAGES = serialization()
+# Of a client that trains in the process that moves its messages.
+WITH_VALUES = SerializationOptions(load=_load_envelope, dump=envelope.ENVELOPES.dump)
 
 
 def counted(content: Content) -> Content:

@@ -15,7 +15,7 @@ from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.envelope import Finished
 from fl.envelope import Task as Envelope
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, counted
+from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, build, counted
 from fl.tensors.blocks import Scratch, check_finite, sources
 from fl.tensors.model import copied, difference
 from fl.tensors.roles import SENT, Roles, equal, of_role
@@ -63,7 +63,8 @@ class Trainer:
         """
         log.info("round %d: %s", task.job.round, task.job.purpose)
         try:
-            content = self.do(MESSAGES.load(task.stream), rate)
+            whole: Any = MESSAGES.load(task.stream) if task.values is None else build(task.values)
+            content = self.do(whole, rate)
         except Unreadable as error:
             log.error("round %d: the task cannot be read: %s", task.job.round, error)
             return f"the task cannot be read: {error}"

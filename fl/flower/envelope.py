@@ -72,6 +72,7 @@ class Ask(NamedTuple):
     app: str  # version of the server's app; "" if unknown
     title: str  # type and round, for the log
     stream: Stream
+    values: Any = None  # as of fl.envelope.Task
 
     @property
     def key(self) -> str:
@@ -84,6 +85,7 @@ class Files(NamedTuple):
 
     version: str
     stream: Stream
+    values: Any = None  # as of fl.envelope.Task
 
     @property
     def job(self) -> None:
@@ -102,7 +104,12 @@ class Files(NamedTuple):
 
 def load(stream: Stream) -> Ask | Files | End:
     """Return the envelope of a grid's message. Raises Unreadable."""
-    match _PLAIN.load(stream):
+    return read(_PLAIN.load(stream), stream)
+
+
+def read(found: Any, stream: Stream) -> Ask | Files | End:
+    """Make the envelope of a message with these values. Raises Unreadable."""
+    match found:
         case {"type": "End"}:
             return End(0)  # a run has no rounds that the grid could count
         case {"protocol": str(protocol)} if protocol != VERSION:

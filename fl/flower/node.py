@@ -8,8 +8,7 @@ from dataclasses import replace
 import netq
 from fl.flower.apps import ClientApp, check_client_app
 from fl.flower.conversation import Conversation
-from fl.flower.envelope import ENVELOPES
-from fl.flower.messages import check_config, node_id
+from fl.flower.messages import WITH_VALUES, check_config, node_id
 from fl.flower.node_tasks import NodeTasks
 from fl.flower.signed_app import ReceivedApps
 from fl.membership import Membership, take_part
@@ -52,7 +51,7 @@ class Node:
         Its grid is the one to which it connects first, and later the one that has sent it a message last. The options'
         serialisation is replaced by that of the grid's messages. Raises what netq.new raises.
         """
-        options = replace(options or netq.CommunicatorOptions(), serialization=ENVELOPES)
+        options = replace(options or netq.CommunicatorOptions(), serialization=WITH_VALUES)
         has = self._app.has if isinstance(self._app, ReceivedApps) else None
         tasks: NodeTasks | None = None  # outlives a session that ends before the run
 

@@ -51,7 +51,8 @@ class NodeTasks:
     def answer(self, task: Envelope | Files) -> Finished | str:
         """Reply to a message, or store an app. Return the reply as bytes, or the reason why there is none."""
         try:
-            message = read(MESSAGES.load(task.stream), copy=self._copy)
+            found = MESSAGES.load(task.stream) if task.values is None else task.values
+            message = read(found, copy=self._copy)
         except Unreadable as error:
             log.error("%s: the message cannot be read: %s", task.title, error)
             return f"the message cannot be read: {error}"

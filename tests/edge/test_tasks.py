@@ -49,7 +49,7 @@ def answer(tasks: TrainingTasks, number: int = 1, **config: Any) -> Any:
     if isinstance(found, str):
         return found
     assert isinstance(found, Finished)
-    assert found.job == (5, number, "train")
+    assert found.job == Job(5, number, "train")
     reply = MESSAGES.load(bytes_of(found.message))
     assert isinstance(reply, Reply)
     return reply.content
@@ -89,7 +89,7 @@ def test_a_skip_is_kept_with_the_state() -> None:
     tasks = made()
     assert str(answer(tasks, skips=True)) == "no new pictures"
     assert answer(tasks, 2).metrics["count"] == 2
-    assert tasks.keeps(Finished((5, 1, "train"), Stream(), 0))
+    assert tasks.keeps(Finished(Job(5, 1, "train"), Stream(), 0))
 
 
 def test_a_failure_does_not_change_the_state() -> None:

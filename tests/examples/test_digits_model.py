@@ -179,11 +179,12 @@ def test_plot_creates_its_folder(tmp_path: Path) -> None:
     assert path.stat().st_size > 2000
 
 
+@pytest.mark.timeout(1100)
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ["examples.digits", "examples.digits_torch"])
 def test_demo_equals_the_reference(tmp_path: Path, example: str) -> None:
     command = ["-m", example, "--rounds", "3", "--clients", "2", "--out", str(tmp_path / "accuracy.png")]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=1000)
     assert (done.returncode, done.stderr) == (0, "")
     *_, difference, last = done.stdout.splitlines()
     assert float(difference.rpartition(" ")[2]) <= 1e-5
@@ -191,12 +192,13 @@ def test_demo_equals_the_reference(tmp_path: Path, example: str) -> None:
     assert (tmp_path / "accuracy.png").is_file()
 
 
+@pytest.mark.timeout(1100)
 @pytest.mark.slow
 @pytest.mark.skipif(broker.program() is None, reason="no mosquitto here; `apt install mosquitto` brings it")
 def test_demo_over_a_broker_is_sealed(tmp_path: Path) -> None:
     command = ["-m", "examples.digits", "--protocol", "mqtt", "--rounds", "1", "--clients", "2"]
     command += ["--out", str(tmp_path / "accuracy.png")]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=1000)
     assert (done.returncode, done.stderr) == (0, "")
     _, links, *_ = done.stdout.splitlines()
     assert links.startswith("2 connected: sealed from end to end, ")
