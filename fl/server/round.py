@@ -81,7 +81,10 @@ class Round(Generic[Measured]):
         The deadline begins after the clients were asked. So all that do not answer are late before it passes.
         """
         asked = time.monotonic()
-        self._ask_more() if self.rule.buffer else self._ask(self._task, self._clients)
+        if self.rule.buffer:
+            self._ask_more()
+        else:
+            self._ask(self._task, self._clients)
         until = time.monotonic() + self._standing.deadline
         while not self.rule.is_complete(progress := self._progress(asked), now := time.monotonic()):
             look = self.rule.next_look(progress, until, now)
@@ -124,7 +127,7 @@ class Round(Generic[Measured]):
         self._members.settle(member, MemberEvent.COUNT if failure is None else MemberEvent.FAIL)
 
     def _good(self, member: Member, job: Job, content: Content | ClientFailure) -> Arrival[Measured] | None:
-        """Return an answer that may count. TaskRecord any other, and return None."""
+        """Return an answer that may count. Record any other, and return None."""
         staleness = self._task.job.round - job.round
         if isinstance(content, ClientFailure):
             self._fail(member, content)
@@ -152,7 +155,7 @@ class Round(Generic[Measured]):
         return ClientFailure(FailureKind.ERROR, f"the strategy could not fold it: {describe(error)}")
 
     def _fail(self, member: Member, failure: ClientFailure, *, is_spared: bool = False) -> None:
-        """TaskRecord a failure. For a client that is spared it is no missed task."""
+        """Record a failure. For a client that is spared it is no missed task."""
         is_stale = failure.why is FailureKind.STALE
         if is_stale:
             self._standing.answered_late(member, member.seconds)

@@ -261,7 +261,7 @@ class LossyPair:
             end.session = None  # the server has forgotten this client
 
     def _expire(self) -> None:
-        """PairEnd the server's session, as its session_timeout does: the client will not connect again."""
+        """End the server's session, as its session_timeout does: the client will not connect again."""
         if self.server.session is not None:
             self.server.failed += [Failed(message, None) for message in self.server.session.abandon()]
             self.server.session = None

@@ -23,7 +23,7 @@ KILLED = [uuid.UUID(int=n) for n in range(8, 11)]
 DIES = """
 import os, signal, socket, sys, uuid
 import numpy as np
-import fl, netq
+import fl, fl.envelope, netq
 
 phase, port, id = sys.argv[1], int(sys.argv[2]), uuid.UUID(sys.argv[3])
 
@@ -53,7 +53,7 @@ if phase == "sent":
 
     def told(self, data, *peers, lane=0):
         delivery = put(self, data, *peers, lane=lane)
-        if not isinstance(data, dict):  # the introduction
+        if not isinstance(data, fl.envelope.Introduction):
             delivery.add_done_callback(lambda _: die())
         return delivery
 
