@@ -40,7 +40,9 @@ WARM, ROUNDS = 300, 101
 FL_WARM, FL_ROUNDS = 10, 31
 VALUES = (
     "aggregation/",
+    "checks.py",
     "compression/",
+    "envelope.py",
     "strategies/",
     "tensors/",
     "messages.py",
