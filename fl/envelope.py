@@ -199,7 +199,9 @@ def read(found: Any, stream: Stream) -> Task | Permit | End | Final:
             return End(found["round"], found.get("final", False))
         if kind == "Final":
             return Final(stream)
-    except (InvalidUpdate, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise Unreadable(f"a message is not valid: {kind}: expected a field {error}") from None
+    except (InvalidUpdate, TypeError) as error:
         raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
     raise Unreadable("a message is not valid: expected a Task, a Permit, an End or a Final")
 

@@ -224,7 +224,8 @@ class Server:
             evaluation = self._evaluate(number, training.answers.counted) if is_evaluated else Answers()
         except BaseException:  # else clients would stay busy, and their answers would count in the next round
             self._members.forget_all()
-            self._aggregation.abandon()
+            if self.number < number:  # else the updates are in the model, and an evaluation has failed
+                self._aggregation.abandon()
             raise
         report = self._report(number, attempt, training.answers, evaluation, begin, before)
         self._end(report, clients)
@@ -475,7 +476,7 @@ class Server:
     def _warn_of_absent(self, number: int, clients: Collection[uuid.UUID]) -> None:
         """Log which clients of the last round are not there to be asked: no report has them."""
         counted = [each for each in self._members if each.is_counted]
-        gone = sorted(each.id for each in counted if each.id not in clients)
+        gone = sorted({each.id for each in counted}.difference(clients))
         if gone:
             ids = ", ".join(map(str, gone[:_NAMED])) + (", …" if len(gone) > _NAMED else "")
             text = "round %d begins without %d of the %d clients of the last one: %s; no connection"

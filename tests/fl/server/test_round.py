@@ -1031,3 +1031,29 @@ def test_a_flood_of_stale_replies_logs_one_line(caplog: pytest.LogCaptureFixture
 def test_a_memory_limit_is_a_whole_number(limit: Any) -> None:
     with pytest.raises(netq.InvalidOption, match=r"Server\.memory_limit"):
         fl.Server(large(0), memory_limit=limit)
+
+
+def test_an_evaluation_that_is_interrupted_abandons_no_updates() -> None:
+    calls: list[str] = []
+
+    class Counts(fl.FedAvg):
+        def finish(self, model: Any, *, number: int) -> Any:
+            calls.append("finish")
+            return super().finish(model, number=number)
+
+        def abandon(self) -> None:
+            calls.append("abandon")
+            super().abandon()
+
+        def examples(self, number: int) -> int:
+            if calls:  # of an evaluation
+                raise KeyboardInterrupt
+            return super().examples(number)
+
+    with Federation(strategy=Counts(), min_clients=1, evaluate=True) as federation:
+        federation.join(A, gives(2), lambda model, config: fl.Report(1))
+        federation.server.wait(1, SOON)
+        with pytest.raises(KeyboardInterrupt):
+            federation.server.round()
+        assert (federation.server.number, federation.w) == (1, [2] * 3)
+        assert calls == ["finish"]
