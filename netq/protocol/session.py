@@ -87,8 +87,8 @@ class Session:
             raise Closed(self.peer)
         bounded = getattr(message, "bounded", True)  # only a Delivery has it: Outgoing is in C (codec.py)
         drops = options.drop_oldest and bounded
-        if bounded and not drops and (refusal := self._refusal(message)) is not None:
-            raise refusal
+        if bounded and not drops:
+            self._check_room(message)
         if message.size > self._peer_size:
             raise MessageTooLarge(self.peer, message.size, self._peer_size)
         sender = self.senders.get(message.lane)
@@ -111,20 +111,19 @@ class Session:
         self._unordered_room -= size + OVERHEAD
         return self.unordered
 
-    def _refusal(self, message: Outgoing) -> QueueFull | None:
-        """Return which limit one more message exceeds; None if none."""
+    def _check_room(self, message: Outgoing) -> None:
+        """Raise QueueFull if one more message exceeds a limit."""
         options, sender = self._options, self.senders.get(message.lane)
         if self.queued >= options.queue_size:
-            return QueueFull(self.peer, f"{options.queue_size} messages (queue_size)")
+            raise QueueFull(self.peer, f"{options.queue_size} messages (queue_size)")
         # The first of a lane always has a place: the others of its lane wait for it, and those of other lanes pass it.
         if sender is None or sender.oldest() is None:
-            return None
+            return
         if message.size > options.queue_bytes:
-            return QueueFull(self.peer, f"{options.queue_bytes} bytes (queue_bytes)", size=message.size)
+            raise QueueFull(self.peer, f"{options.queue_bytes} bytes (queue_bytes)", size=message.size)
         behind = self.bytes_behind
         if behind + message.size > options.queue_bytes:
-            return QueueFull(self.peer, f"{behind} of {options.queue_bytes} bytes (queue_bytes)")
-        return None
+            raise QueueFull(self.peer, f"{behind} of {options.queue_bytes} bytes (queue_bytes)")
 
     def _full_lane(self, sender: Sender, message: Outgoing) -> str:
         """Return which limit one more message exceeds, counting only what waits on its lane."""

@@ -37,7 +37,7 @@ from netq.protocol.wire import Code, Greeting
 from netq.runtime.inbox import Inbox
 from netq.runtime.link import Link, LinkListener, Transport, certificates_of
 from netq.runtime.log_dedup import LogDedup
-from netq.runtime.peer import EXPLAIN, Peer, longest_wait
+from netq.runtime.peer import EXPLAIN, Peer, SessionRefused, longest_wait
 from netq.runtime.pending_links import PendingLinks, origin_of
 from netq.runtime.reconnect import Reconnector
 from netq.runtime.stalls import PERIOD, AbsentPeers, FullMemory
@@ -57,14 +57,6 @@ _MOST_ALIKE = 8  # ids with one hash: clients can choose them so, and each table
 _UNUSED_TIME = 60.0  # seconds for which such a session waits for its client: the first message may have been cut
 _EVENT_LOOP_TIME = 1.0  # seconds in which an asyncio event loop that has polled stops to watch our descriptor
 TransportFactory = Callable[[LinkListener, Loop], Transport]
-
-
-class _Refused(Exception):
-    """A client is refused, for this reason."""
-
-    def __init__(self, reason: str, code: Code = Code.REFUSED) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class Endpoint:
@@ -499,7 +491,7 @@ class Endpoint:
             return None  # lost meanwhile
         try:
             peer, resumed = self._session_for(link, greeting)
-        except _Refused as refused:
+        except SessionRefused as refused:
             return self._refuse(link, str(refused), refused.code)
         self._pending_links.finished(link, time.monotonic())
         self._handshake_done(link)
@@ -511,7 +503,7 @@ class Endpoint:
         return peer.loop.call(functools.partial(peer.accept, link, greeting, resumed=resumed))
 
     def _session_for(self, link: Link, greeting: Greeting) -> tuple[Peer, bool]:
-        """Return the peer of a client that greets, and whether it resumes its session. Raises _Refused."""
+        """Return the peer of a client that greets, and whether it resumes its session. Raises SessionRefused."""
         # Who is this client? The id says which session it claims, and the token proves that it is the process that had
         # it (docs/explanation/design.md, "An id is claimed, a token proves it"):
         #
@@ -534,7 +526,7 @@ class Endpoint:
             peer.loop.call(peer.end, Closed(greeting.id, "it began anew"))
         rival = None if proven else peer
         if rival is not None and (takeover := rival.takeover_from(greeting.token)):
-            raise _Refused(str(takeover), Code.OVER)
+            raise SessionRefused(str(takeover), Code.OVER)
         self._check_claim(greeting, rival, same=same, certified=bool(certificates))
         origin = origin_of(link.address)
         if peer is None:
@@ -552,54 +544,56 @@ class Endpoint:
         return peer, same
 
     def _check_identity(self, greeting: Greeting, certificate: Certificate) -> None:
-        """Raise _Refused unless this certificate proves the claimed id."""
+        """Raise SessionRefused unless this certificate proves the claimed id."""
         if certificate.identity is None:
-            raise _Refused(
+            raise SessionRefused(
                 "its certificate names no client; expected one subject alternative name urn:uuid:…, as `netq certs "
                 "issue` makes it"
             )
         if certificate.identity != greeting.id:
-            raise _Refused(f"it claims the id {greeting.id}, but its certificate is that of {certificate.identity}")
+            raise SessionRefused(
+                f"it claims the id {greeting.id}, but its certificate is that of {certificate.identity}"
+            )
         if self._is_revoked(certificate):
-            raise _Refused(_revoked(certificate))
+            raise SessionRefused(_revoked(certificate))
 
     def _is_revoked(self, certificate: Certificate) -> bool:
         return any(certificate.serial in revoked for revoked in self._revoked)
 
     def _check_claim(self, greeting: Greeting, rival: Peer | None, *, same: bool, certified: bool) -> None:
-        """Raise _Refused if a client may not have the id that it claims now.
+        """Raise SessionRefused if a client may not have the id that it claims now.
 
         `rival` is another client with the same id. `certified`: a certificate proves that the id is this client's.
         """
         if greeting.id == self.options.id:
-            raise _Refused(f"the id {greeting.id} is the server's own; give each communicator its own options")
+            raise SessionRefused(f"the id {greeting.id} is the server's own; give each communicator its own options")
         if self.closing and not same:
-            raise _Refused("the server is closing")
+            raise SessionRefused("the server is closing")
         until, why = self._barred.get(greeting.id, (0.0, ""))
         if time.monotonic() < until:
-            raise _Refused(why)
+            raise SessionRefused(why)
         # The old link may be half-open: its process was restarted, and the network has lost the end of it. Only a PING
         # can find that out soon. If the link is dead it is gone when the client, which retries, comes next.
         if rival is not None and rival.link is not None:
             rival.loop.call(rival.probe)
-            raise _Refused(
+            raise SessionRefused(
                 f"the id {greeting.id} is in use by another client, or by its predecessor that is not known yet to be "
                 "gone: it is being asked; give each client its own options"
             )
         if rival is not None and not certified and (left := rival.grace_left) > 0:
-            raise _Refused(
+            raise SessionRefused(
                 f"the id {greeting.id} is that of a client that has lost its link; it has {left:.1f} s "
                 "(takeover_grace) to come back before another process gets the id; give each client its own options"
             )
         crowded = any(memory.budget.exceeded for memory in self._memories.values())
         if not same and crowded and not self._inbox.awaits(greeting.id):
-            raise _Refused("no room: too much of sessions that are over has not been taken; come again")
+            raise SessionRefused("no room: too much of sessions that are over has not been taken; come again")
 
     def _make_place(self, id: uuid.UUID, origin: str) -> None:
-        """Raise _Refused if there is no place for one more session. A session that was never used gives way."""
+        """Raise SessionRefused if there is no place for one more session. A session that was never used gives way."""
         options = self.options.connection
         if self._hashes[hash(id)] >= _MOST_ALIKE:
-            raise _Refused(
+            raise SessionRefused(
                 f"{_MOST_ALIKE} sessions have ids of the hash of {id}; expected a random id, as uuid.uuid4()"
             )
         if self._sessions[origin] >= options.max_sessions_per_address:
@@ -611,7 +605,7 @@ class Endpoint:
         else:
             return
         if unused is None:
-            raise _Refused(
+            raise SessionRefused(
                 f"there are as many sessions{of} as there may be ({limit}); come again when others have ended"
             )
         self._end_unused(unused)

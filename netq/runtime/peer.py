@@ -56,6 +56,14 @@ class Interrupted(ConnectionAbortedError):
     """We replace the link ourselves; nothing is wrong with the peer or the network."""
 
 
+class SessionRefused(Exception):
+    """A client, or its link, does not get the session, for this reason."""
+
+    def __init__(self, reason: str, code: Code = Code.REFUSED) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
 @dataclass(frozen=True)
 class Takeover:
     """Another process has got the id of a client, and the rest of its session. The text is for that client."""
@@ -267,11 +275,11 @@ class Peer:
 
     def accept(self, link: Link, greeting: Greeting, *, resumed: bool) -> None:
         """Answer a client's greeting on a new link. Without `resumed` the session begins anew, with what is queued."""
-        if self.over:
-            return self._drop(link, Code.REFUSED, "the session has just ended")
         resumed = resumed and self.session.begun  # False if its first link was lost before the session began
-        if resumed and (objection := self._resume_refusal(greeting)):
-            return self._drop(link, Code.REFUSED, objection)
+        try:
+            self._check_link(greeting, resumed=resumed)
+        except SessionRefused as refused:
+            return self._drop(link, refused.code, str(refused))
         if not link.connection.closed and not resumed:  # otherwise the session keeps its client
             self._begin_with(link, greeting.token)
         self.attach(link)
@@ -482,16 +490,19 @@ class Peer:
         self._superseded_at = [*(then for then in self._superseded_at if now - then < _CONTEST_PERIOD), now]
         return len(self._superseded_at) >= _CONTESTS
 
-    def _resume_refusal(self, greeting: Greeting) -> str:
-        """Return why this greeting may not resume the session, or an empty string."""
+    def _check_link(self, greeting: Greeting, *, resumed: bool) -> None:
+        """Raise SessionRefused if the session does not take a new link with this greeting."""
+        if self.over:
+            raise SessionRefused("the session has just ended")
+        if not resumed:
+            return
         if greeting.token != self.session.token:
-            return "another process has begun this session anew"
+            raise SessionRefused("another process has begun this session anew")
         if self.session.is_stale(greeting):
-            return "this link is older than the session's last"
+            raise SessionRefused("this link is older than the session's last")
         if greeting.epoch != self.session.epoch and self.link is not None:
             self.probe()  # our last INI was lost, or the present link is the newer one
-            return "the session has a link, and nothing has come on it yet: it is being asked"
-        return ""
+            raise SessionRefused("the session has a link, and nothing has come on it yet: it is being asked")
 
     def _drop(self, link: Link, code: Code, reason: str) -> None:
         link.keep()  # its close takes a while, and the sender of its bytes may want the memory earlier
