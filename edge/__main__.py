@@ -54,9 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return main_simulate(options)
     _log_to_stderr(logging.DEBUG if options.verbose else logging.INFO)
     signal.signal(signal.SIGTERM, netq.outside_steps(_stop))
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # a parent may have left it ignored: then no process can wait for its children
+    # A parent may have left it ignored: then no process can wait for its children.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         return _install(options) if options.command == "install" else _work(options, arguments is None)
     except InvalidOption as error:

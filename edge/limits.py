@@ -75,8 +75,6 @@ class Limits:
         os.nice(self.nice)
         if self.memory is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (self.memory * MB, self.memory * MB))
-        with (
-            contextlib.suppress(OSError),
-            open("/proc/self/oom_score_adj", "w") as file,
-        ):  # a hardened system may refuse
+        # A hardened system may refuse.
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(_OOM_SCORE)

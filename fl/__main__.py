@@ -435,9 +435,8 @@ def _log_to_stderr(level: int) -> None:
     handler.setFormatter(Formatter(in_file_terms))
     logging.basicConfig(handlers=[handler], level=level)
     if level > logging.DEBUG:
-        logging.getLogger("urllib3").setLevel(
-            logging.ERROR
-        )  # one warning per failed call to MLflow; fl.MLflow logs the outage once
+        # It warns of each failed call to MLflow; fl.MLflow logs the outage once.
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 def _leave_flowers_lines_to_flower() -> None:

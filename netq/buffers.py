@@ -61,8 +61,7 @@ def use_huge_pages(view: memoryview) -> None:
 def map_block(size: int) -> mmap.mmap:
     """Return an anonymous mapping of `size` bytes. Raises MemoryError."""
     try:
-        return mmap.mmap(
-            -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )  # private: a forked child must not write into it
+        # Private: a forked child must not write into it.
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error

@@ -11,7 +11,6 @@ the next expected. `place`, `received`, `acked` and `dropped` receive all other 
 
 from __future__ import annotations
 
-import struct
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -25,9 +24,7 @@ from netq.protocol.flow_control import CREDIT
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Item, Receiver
 from netq.protocol.sender import SMALL, Part, Sender
-from netq.protocol.wire import ANY_LANE, HEADER_SIZE, LANES, OVERHEAD, UNORDERED, Cursor, Frame, Greeting
-
-_pack = struct.Struct("<BBHIQQ").pack
+from netq.protocol.wire import ANY_LANE, HEADER_SIZE, LANES, OVERHEAD, UNORDERED, Cursor, Frame, Greeting, ack_header
 
 
 class Session:
@@ -428,7 +425,7 @@ class Session:
     def acknowledge(self, out: list[Buffer | Part]) -> None:
         """Append the ACKs that are due, one per lane, and count them as sent."""
         for lane, receiver in self.owed.items():
-            out.append(_pack(3, 0, lane, 0, receiver.held, receiver.announce_limit()))
+            out.append(ack_header(lane, receiver.held, receiver.announce_limit()))
         self.owed.clear()
 
     # Handshake.

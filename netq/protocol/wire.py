@@ -98,6 +98,11 @@ def message_header(lane: int, length: int, number: int, size: int) -> bytes:
     return _HEADER.pack(2, 0, lane, length, number, size)
 
 
+def ack_header(lane: int, held: int, limit: int) -> bytes:
+    """Return the header of an ACK, which has no body."""
+    return _HEADER.pack(3, 0, lane, 0, held, limit)
+
+
 _frame = functools.partial(tuple.__new__, Frame)  # faster than Frame(...)
 
 

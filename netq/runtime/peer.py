@@ -157,12 +157,15 @@ class Peer:
     # What the user asks for.
 
     def post(self, message: Outgoing) -> None:
-        """Queue a message and send it: in this thread if possible, or later together with others. In any thread.
+        """Queue a message, and see that it is sent. In any thread. The first row that applies says when:
 
-        A message behind others that already wait is sent with those. A small one behind several unacknowledged ones, or
-        any to several peers, waits for more: until an ACK comes, a user waits, or a millisecond has passed. Any other
-        is sent here and now, as much of it as the socket takes, if the baton is free and the link is inline. The caller
-        wakes the loop's thread after a message to several peers, once for all of them (Baton.wake_to_flush).
+            a small one behind a few that wait     with those
+            one to several peers                   with others: when an ACK comes, a user waits, or 1 ms has passed;
+                                                   the caller wakes the loop's thread, once for all peers
+            a small one behind _FEW not            with others, as above
+            acknowledged
+            any other, if the link is inline       now, as much of it as the socket takes, if the baton is free
+            any other                              by the loop's thread, soon
         """
         # First the append, then the look into `unflushed`, without the baton. A flush removes its entry there, and then
         # takes the outbox. So an entry that is still seen belongs to a flush that will find this message.
@@ -459,12 +462,10 @@ class Peer:
         if over:
             self.session.closing = True
             self.end(Closed(self.id, "it has closed"))
-        elif (
-            self._listener.is_server
-        ):  # a client that closes is let go; a server that closes still takes what its clients put
+        elif self._listener.is_server:  # lets a client that closes go
             self.session.closing = True
             self.handle(link, link.connection.close())
-        else:
+        else:  # a server that closes still takes what its clients put
             self._server_closed = True
         if not self.over:  # otherwise the listener knows already, and has reported it
             self._listener.finished(self)
