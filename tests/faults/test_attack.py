@@ -16,7 +16,7 @@ from tests.wires import SOCKETS, NewWire
 LISTENING = (*SOCKETS, "grpc", "grpc+tls")  # the server itself accepts connections of any address
 
 MIB = 2**20
-ATTACK = 5.0  # seconds
+ATTACK = 2.0  # seconds
 MOST_GROWTH = 20 * MIB  # of sessions that were never used, and what the allocator keeps of the handshakes
 
 

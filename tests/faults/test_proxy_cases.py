@@ -22,7 +22,7 @@ from netq.runtime.delivery import Delivery
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from tests.wires import PROXIED, PROXIED_TLS, SOCKETS, Wire, on
+from tests.wires import PROXIED, PROXIED_TLS, Wire, on
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure
@@ -103,7 +103,7 @@ def test_messages_arrive_byte_by_byte(connect: Connect, wire: Wire, figure: Figu
     proxy, traffic = connect()
     proxy.slice = 1
     start, before = time.monotonic(), proxy.passed
-    traffic.put([0, 1, 2, 7, 8, 9, 22, 23, 24] * 20 + [20_000])
+    traffic.put([0, 1, 2, 7, 8, 9, 22, 23, 24] * 5 + [5_000])
     text = traffic.check()
     seconds = time.monotonic() - start
     figure("16 slices of 1 byte", f"{wire.kind}: {text} in {seconds:.2f} s, in {proxy.passed - before:,} slices")
@@ -214,9 +214,9 @@ def test_lost_link_keeps_the_window_of_a_slow_reader(connect: Connect) -> None:
 
 @pytest.mark.slow
 @on(*PROXIED)
-def test_message_of_1_gib_resumes_near_its_end(connect: Connect, wire: Wire, figure: Figure, log: LogRecorder) -> None:
+def test_large_message_resumes_near_its_end(connect: Connect, wire: Wire, figure: Figure, log: LogRecorder) -> None:
     proxy, traffic = connect()
-    size = 1024 if wire.kind in SOCKETS else 256  # MiB: the other wires take several times as long
+    size = 1024 if wire.kind == "tcp" else 256  # MiB: the other wires take several times as long
     data = bytearray(size * MIB)
     for start in range(0, len(data), 4096):
         data[start : start + 4] = start.to_bytes(4)  # each page is different
