@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import netq
-from netq.core import check_timeout
 from netq.errors import Closed, InvalidOption, Unreadable
 from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
 from netq.exchange.inbox import Inbox
@@ -37,7 +36,7 @@ from netq.log import log
 from netq.options import MIB, CommunicatorOptions, EventOptions, Protocol, Purpose, SerializationOptions
 from netq.text import printable
 from netq.utils.stream import Stream
-from netq.validate import expect, is_function, whole
+from netq.validate import check_timeout, expect, is_function, whole
 
 _PAUSE = 1.0  # seconds between two connections, at least
 _LOOK = 1.0  # seconds between two looks at what had no room
@@ -130,7 +129,8 @@ class Client:
         Raises TimeoutError; Closed when the client is closed and nothing is left; Unreadable for data that the
         serialiser cannot load, which is dropped.
         """
-        self._uplink.queue.check_get((), timeout)
+        self._uplink.check_not_forked("get()")
+        check_timeout("get", timeout)
         envelope = self._inbox.get(timeout)
         return Received(envelope.name, envelope.peer, self._uplink.loaded(envelope))
 
@@ -204,7 +204,7 @@ class Client:
         it returns at once, and the client closes when that has returned. In a fork it does nothing.
         """
         check_timeout("close", timeout)
-        if self._uplink.is_forked:
+        if self._uplink.queue.forked:
             return
         if self._uplink.user_code.runs:
             threading.Thread(target=self._close, args=(timeout,), name="netq-exchange-close", daemon=True).start()
@@ -258,6 +258,7 @@ class Client:
         while not is_over:
             at = time.monotonic() + _PAUSE
             self._read()
+            self._is_connected = False
             with self._uplink.turns.held():  # what is asked now waits for the next communicator
                 self._uplink.close(_GOODBYE)  # at once: an exchange that closes waits for this
             with self._uplink.turns.held():  # and callbacks of what has failed have run between
@@ -271,12 +272,13 @@ class Client:
         self._closing.set()
         self._uplink.wait_for_answers(self._longest_wait(math.inf))
         self._uplink.is_over = True
-        if self._uplink.queue._endpoint.over:  # nothing but the client's thread ends what waits for the next exchange
+        if not self._is_connected:  # nothing but the client's thread ends what waits for the next exchange
             self._thread.join(_GOODBYE)
 
     def _connect(self) -> None:
         with self._uplink.turns.held():  # the session may begin before `new` returns
             self._uplink.connected(netq.new(self._protocol, Purpose.CLIENT, self._options))
+            self._is_connected = True
             not_at_end(self._process_ends)
             at_end(self._process_ends)  # before the communicator closes, which says what was not delivered
 
@@ -310,7 +312,7 @@ class Client:
             except Closed:
                 return
             suspect_at = math.inf
-            self._handle_all([first, *[item[1] for item in queue.inbox.take_more(_MORE)]])
+            self._handle_all([first, *[message.data for message in queue.get_ready(_MORE)]])
 
     def _handle_all(self, messages: list[Stream | bytes]) -> None:
         """Handle messages in order, publications that follow one another together."""

@@ -1,6 +1,6 @@
 """What an exchange sends to its clients besides publications: in order for each client, and bounded.
 
-    send ──► queue.put_unbounded ──► (a thread of netq: delivered, or failed) ──► settle
+    send ──► queue.put(bounded=False) ──► (a thread of netq: delivered, or failed) ──► settle
 
 Netq refuses nothing of this for want of room, so no message overtakes another one. Instead this counts what waits for
 each client, and for all. Data beyond the bound of bytes is not sent (`why_full`); a client with too many messages is
@@ -19,10 +19,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from netq.core import Communicator
+from netq import Communicator, Delivery
 from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.log import log
-from netq.runtime.delivery import Delivery
 
 _ALL = 4  # times what may wait for one client
 _ALWAYS = 65536  # bytes that may wait for a client, whatever waits for others
@@ -86,7 +85,7 @@ class Outbox:
                 self._end(client, waiting)
             elif self._all.messages > _ALL * self._messages:
                 self._end(*max(self._waiting.items(), key=lambda item: item[1].messages * (not item[1].is_ended)))
-        delivery = self._queue.put_unbounded(envelope, client, lane=_LANE)
+        delivery = self._queue.put(envelope, client, lane=_LANE, bounded=False)
         delivery.add_done_callback(functools.partial(self._done, waiting, client, envelope))
         return delivery
 

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from netq.core import Communicator
+from netq import Communicator
 from netq.errors import Closed, MessageTooLarge
 from netq.exchange.envelope import UP_TO, Envelope, EnvelopeKind
 from netq.exchange.outbox import Outbox
@@ -46,7 +46,7 @@ class Publications:
         if subscribers:
             self.copies += len(subscribers)
             copy = Envelope(EnvelopeKind.PUBLICATION, 0, envelope.name, client, data=envelope.data)
-            self._queue.spread(copy, subscribers, self._not_sent)
+            self._queue.multicast(copy, subscribers, failed=self._not_sent)
 
     def acknowledge(self, now: float) -> None:
         """Acknowledge, if that is due: all publications of a client with one message."""

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 import netq
-from netq.core import check_timeout
+from netq import Delivery
 from netq.errors import Closed, InvalidOption, Unreadable
 from netq.exchange.calls import Call, Calls
 from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
@@ -42,10 +42,9 @@ from netq.options import (
     Purpose,
     SerializationOptions,
 )
-from netq.runtime.delivery import Delivery
 from netq.text import printable
 from netq.utils.stream import Stream
-from netq.validate import seconds, whole
+from netq.validate import check_not_forked, check_timeout, seconds, whole
 
 _TICK = 0.25  # seconds between looks at the connections of all clients, at least
 _LOOKING = 0.02  # of its time, which the exchange spends on these looks at most: with 16,000 clients one takes 50 ms
@@ -173,7 +172,7 @@ class Exchange:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is closed; return whether it is."""
         check_timeout("wait", timeout)
-        self._queue._baton.check_not_forked("wait()")
+        check_not_forked("wait()", self._queue.forked)
         self._thread.join(bounded(timeout))
         return not self._thread.is_alive()
 

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from netq.io.baton import is_owned, let_go
+from netq.io.locks import is_owned, let_go
 
 
 class Turns:

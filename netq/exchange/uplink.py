@@ -20,8 +20,7 @@ from concurrent.futures import Future
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, cast
 
-from netq import errors
-from netq.core import Communicator
+from netq import Communicator, Delivery, errors
 from netq.errors import Closed, Unreadable
 from netq.exchange.envelope import UP_TO, Envelope, EnvelopeKind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
@@ -29,10 +28,10 @@ from netq.exchange.turns import Turns
 from netq.io.interrupts import raised_by_handler
 from netq.log import log
 from netq.options import SerializationOptions
-from netq.runtime.delivery import Delivery
 from netq.text import describe, printable
 from netq.utils.serializer import Serializer
 from netq.utils.stream import Stream
+from netq.validate import check_not_forked
 
 _REQUESTS, _ANSWERS = 0, 1  # lanes: answers pass publications and jobs
 _ERRORS: dict[int, type[errors.Refused]] = {
@@ -87,7 +86,7 @@ class Uplink:
 
         If `is_due` returns False when its turn comes, it is not sent, and done.
         """
-        self.queue._baton.check_not_forked("put()")
+        self.check_not_forked("put()")
         request = Request(envelope, self.queue, failed, is_due)
         future = request.future  # referred to here, because it may fail before the caller has it
         self.turns.add(functools.partial(self._put, request))
@@ -121,10 +120,9 @@ class Uplink:
         found = self._wanted.get((kind, name))
         return None if found is None else found.taker
 
-    @property
-    def is_forked(self) -> bool:
-        """Whether this process is a fork of the client's."""
-        return self.queue._baton.forked
+    def check_not_forked(self, name: str) -> None:
+        """Raise RuntimeError in a fork of the client's process."""
+        check_not_forked(name, self.queue.forked)
 
     def is_unanswered(self) -> bool:
         """Return whether the exchange has got a request that it answers at once, and has not answered it."""
@@ -156,12 +154,12 @@ class Uplink:
         if request.is_due is not None and not request.is_due():
             self._defer(request.settle)
             return
-        request.queue, request.delivery = self.queue, None
+        request.future.queue, request.delivery = self.queue, None
         number = self._requests.add(request)
         try:
             envelope = request.envelope._replace(number=number)
             request.delivery = delivery = self.queue.put(envelope, lane=_REQUESTS)
-            self._listen(delivery, functools.partial(self._was_put, request))
+            delivery.add_done_callback(functools.partial(self._was_put, request))
         except BaseException as error:  # of a signal handler; the caller may not be the one who has asked
             self._defer(
                 self._requests.settle, request, None, Closed(self.queue.id, f"it was interrupted: {describe(error)}")
@@ -183,7 +181,7 @@ class Uplink:
         """Put again what no exchange has got. What was put by the communicator `over` waits for the next one."""
         unsent = [self._unsent.popleft() for _ in range(len(self._unsent))]
         for request in sorted(unsent, key=attrgetter("number")):
-            if request.queue is over:
+            if request.future.queue is over:
                 self._unsent.append(request)
             else:
                 self._put(request)
@@ -213,16 +211,6 @@ class Uplink:
             self._defer(self._requests.settle, request, None, error)
         self._room_came(error)
 
-    def _listen(self, delivery: Delivery, listener: Callable[[Future[None]], object]) -> None:
-        """Call `listener(delivery)` when that is done. Does not wait for the baton, as `add_done_callback` does."""
-        if delivery.done():
-            listener(delivery)
-            return
-        baton, listen = self.queue._baton, functools.partial(delivery.add_done_callback, listener)
-        if not baton.try_hold(listen):
-            baton.defer(listen)
-        baton.run_late_deferred()
-
     def _fail_unsent(self) -> None:
         while self._unsent:
             request = self._unsent.popleft()
@@ -233,7 +221,7 @@ class Uplink:
 
         Not in turn: `close` of a client waits for that, and a callback may block.
         """
-        self.queue._baton.defer(self.turns.add_later, functools.partial(self._call, function, arguments))
+        self.queue.call_soon(self.turns.add_later, functools.partial(self._call, function, arguments))
 
     def _call(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         with self.user_code.here():
@@ -280,8 +268,7 @@ class Uplink:
 
     def wait_for_answers(self, timeout: float | None) -> None:
         """Wait until the exchange has answered all that it answers at once, while it is connected."""
-        endpoint = self.queue._endpoint
-        self._requests.wait(lambda: (server := endpoint.only) is None or server.link is None, timeout)
+        self._requests.wait(lambda: not self.queue.connected, timeout)
 
     # For the client's thread, while it holds `turns`.
 
@@ -329,7 +316,7 @@ class Uplink:
         self.answer(request, Envelope(EnvelopeKind.REFUSED, code=why, data=Stream([printable(reason).encode()])))
 
     def _send(self, envelope: Envelope, lane: int) -> None:
-        self._listen(self.queue.put(envelope, lane=lane), functools.partial(self._was_sent, envelope, lane))
+        self.queue.put(envelope, lane=lane).add_done_callback(functools.partial(self._was_sent, envelope, lane))
 
     def _was_sent(self, envelope: Envelope, lane: int, delivery: Future[None]) -> None:
         """Send an answer again that had no room, and a refusal for one that is too large."""

@@ -16,6 +16,7 @@ from netq.exchange.uplink import Uplink
 from netq.io.condition import Condition, deadline_of
 from netq.log import log
 from netq.text import describe
+from netq.validate import check_timeout
 
 
 class Worker:
@@ -39,7 +40,8 @@ class Worker:
 
         Raises TimeoutError; Closed when the client or this is closed; NotPermitted, and what else `begun` fails with.
         """
-        self._uplink.queue.check_get((), timeout)
+        self._uplink.check_not_forked("get()")
+        check_timeout("get", timeout)
         deadline = deadline_of(timeout)
         while self._changed.wait(lambda: bool(self._waiting or self._error), deadline - time.monotonic()):
             if self._error is not None:
@@ -53,7 +55,7 @@ class Worker:
 
         So answer each job before, or it is done twice. In a fork it does nothing.
         """
-        if self._uplink.is_forked:
+        if self._uplink.queue.forked:
             return
         if self._uplink.taker(EnvelopeKind.WORK, self.queue) is self:
             self._uplink.withdraw(EnvelopeKind.WORK, Envelope(EnvelopeKind.WORK, name=self.queue))

@@ -461,8 +461,8 @@ def test_futures_in_a_fork_raise_unless_they_were_done(site: Site, use: Callable
     done(was_done)
     assert "this process is a fork" in in_a_fork(lambda: use(pending))
     assert "Error" not in in_a_fork(lambda: use(was_done))
-    assert in_a_fork(lambda: (pending.done(), pending.running(), pending.cancelled(), repr(pending)[:7])) == (
-        "(False, False, False, '<Answer')"
+    assert in_a_fork(lambda: (pending.done(), pending.running(), pending.cancelled(), repr(pending)[:8])) == (
+        "(False, False, False, '<Promise')"
     )
     assert not pending.done()
 

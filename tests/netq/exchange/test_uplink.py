@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, cast
-
-import pytest
 
 import netq
 from netq.core import Communicator
@@ -21,7 +17,6 @@ from netq.exchange.requests import Request, Requests, UserCode
 from netq.exchange.uplink import Uplink
 from netq.runtime.undelivered import Undelivered
 from netq.testing.fixtures import LIMIT
-from netq.testing.log import LogRecorder
 
 EXCHANGE = uuid.uuid4()
 
@@ -51,7 +46,7 @@ class Queue:
     def _baton(self) -> Queue:
         return self
 
-    def defer(self, function: Callable[..., object], *arguments: Any) -> None:
+    def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
         function(*arguments)
 
     def put(self, envelope: Envelope, lane: int = 0) -> Sent:
@@ -172,50 +167,3 @@ def test_done_up_to_a_number_settles_publications_only() -> None:
     )
     made.answered(Envelope(EnvelopeKind.DONE, 2, code=UP_TO))
     assert [future.done() for future in (first, push, second)] == [True, False, False]
-
-
-def test_callback_is_added_while_another_thread_holds_the_condition() -> None:
-    future, seen = uplink(Queue()).ask(Envelope(EnvelopeKind.PUSH, name="q")), list[str]()
-    holds, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with future._condition:  # and a finalizer on top of it waits for a lock of the other thread
-            holds.set()
-            go_on.wait(LIMIT)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert holds.wait(LIMIT)
-    adds = threading.Thread(target=future.add_done_callback, args=(lambda _: seen.append("called"),))
-    adds.start()
-    adds.join(LIMIT)
-    is_added = not adds.is_alive()
-    go_on.set()
-    holder.join()
-    adds.join()
-    future.set_result(None)
-    assert is_added
-    assert seen == ["called"]
-
-
-def test_each_callback_is_called_once() -> None:
-    for _ in range(300):
-        future, seen = uplink(Queue()).ask(Envelope(EnvelopeKind.PUSH, name="q")), SimpleQueue[int]()
-        settles = threading.Thread(target=future.set_result, args=(None,))
-        settles.start()
-        for number in range(20):
-            future.add_done_callback(functools.partial(lambda put, number, _: put(number), seen.put, number))
-        settles.join()
-        assert sorted(seen.get(timeout=LIMIT) for _ in range(20)) == list(range(20))
-        assert seen.empty()
-
-
-@pytest.mark.parametrize("fails", [lambda _: 1 // 0, lambda _: sys.exit(1)])
-def test_callback_that_fails_is_told_by_the_log_of_netq(log: LogRecorder, fails: Callable[[object], object]) -> None:
-    future, seen = uplink(Queue()).ask(Envelope(EnvelopeKind.PUSH, name="q")), list[str]()
-    future.add_done_callback(fails)
-    future.add_done_callback(lambda _: seen.append("called"))
-    future.set_result(None)
-    future.add_done_callback(lambda _: 1 // 0)
-    log.wait("a callback of a future failed", 2)
-    assert seen == ["called"]
