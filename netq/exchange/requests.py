@@ -1,7 +1,7 @@
-"""What a client has asked its exchange, and has no answer to yet: a future for each request. Sends nothing.
+"""The open requests of a client, each with the future of its answer. Sends nothing.
 
-Has no lock: each step is one operation of a dict. So it may be used by code that the garbage collector or a signal
-handler runs on top of any other code.
+It has no lock: each step is one operation of a dict. So finalizers and signal handlers may use it on top of any other
+code.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from netq.exchange.envelope import Envelope, EnvelopeKind
 from netq.io.condition import Condition
 from netq.log import log
 
-_MAY_WAIT = (EnvelopeKind.PUSH, EnvelopeKind.CALL)  # requests that an exchange need not answer soon
+_MAY_WAIT = (EnvelopeKind.PUSH, EnvelopeKind.CALL)  # an exchange answers these when a worker or a service has
 
 
 class UserCode(threading.local):
-    """Whether this thread runs a callback, an event or a function of the user: it must not wait for the client."""
+    """Whether this thread runs a callback, an event or a function of the user. It must not wait for the client."""
 
     runs = False
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """Note that it does."""
+        """Note that this thread runs code of the user."""
         before, self.runs = self.runs, True
         try:
             yield
@@ -37,10 +37,10 @@ class UserCode(threading.local):
 class Request:
     """A request that is not answered.
 
-    future: has the answer. Its `queue` is the communicator by which the request was put, or is to be.
-    failed: called with its error, before its future has that. Returns whether the user learns of the error elsewhere,
-            so that the log need not tell it if the future is dropped.
-    is_due: whether it is still to be put, when its turn comes; otherwise it is done.
+    future: the future of the answer. Its `queue` is the communicator that has put the request, or is to put it.
+    failed: called with the error before the future has it. Returns whether the user learns of the error without the
+            future: then the log does not tell it if the future is dropped.
+    is_due: called when the turn of the request comes. If it returns False, the request is not put, and done.
     """
 
     __slots__ = ("delivery", "envelope", "failed", "future", "is_due", "number")
@@ -52,7 +52,7 @@ class Request:
         failed: Callable[[Exception], bool] | None = None,
         is_due: Callable[[], bool] | None = None,
     ) -> None:
-        self.envelope = envelope  # with its data, until an exchange has got it
+        self.envelope = envelope  # without its data once it was delivered
         self.failed = failed
         self.is_due = is_due
         self.future = Promise(queue)
@@ -61,12 +61,12 @@ class Request:
 
     @property
     def was_delivered(self) -> bool:
-        """Whether an exchange has got it."""
+        """Whether the exchange has it."""
         delivery = self.delivery
         return delivery is not None and delivery.done() and not delivery.cancelled() and delivery.exception() is None
 
     def settle(self, result: Any = None, error: Exception | None = None) -> None:
-        """Let the future be done, unless its user has cancelled it."""
+        """Settle the future, unless its user has cancelled it."""
         is_told = error is not None and self.failed is not None and self.failed(error)
         try:
             if not self.future.set_running_or_notify_cancel():
@@ -82,7 +82,7 @@ class Request:
 
 
 class Requests:
-    """The requests of a client, by number. Runs the callbacks of their futures. Thread-safe, but for `add`."""
+    """The open requests of a client, by number. Any thread may use it; one at a time calls `add`."""
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
@@ -98,21 +98,21 @@ class Requests:
         return number
 
     def get(self, number: int) -> Request | None:
-        """Return the request of a number, unless it is answered."""
+        """Return the open request with a number."""
         return self._open.get(number)
 
     def delivered(self) -> list[Request]:
-        """Return those that an exchange has got."""
+        """Return the requests that the exchange has."""
         # Numbers first: no object is made for one, so nothing adds a request while the dict is read.
         found = [self._open.get(number) for number in list(self._open)]
         return [request for request in found if request is not None and request.was_delivered]
 
     def is_late(self) -> bool:
-        """Return whether an exchange has got one that it answers at once."""
+        """Return whether the exchange has a request that it answers at once."""
         return any(each.envelope.kind not in _MAY_WAIT for each in self.delivered())
 
     def wait(self, is_over: Callable[[], bool], timeout: float | None) -> None:
-        """Wait until all that an exchange answers at once is settled, or `is_over()`."""
+        """Wait until all requests that an exchange answers at once are settled, or `is_over()`."""
 
         def is_settled() -> bool:
             found = (self._open.get(number) for number in list(self._open))
@@ -127,7 +127,7 @@ class Requests:
         return was_open
 
     def settle(self, request: Request, result: Any = None, error: Exception | None = None) -> None:
-        """Settle a request, unless it is."""
+        """Settle a request, if it is open. Runs the callbacks of its future."""
         if self.forget(request):
             with self._user_code.here():
                 request.settle(result, error)

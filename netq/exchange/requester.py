@@ -1,13 +1,13 @@
-"""What a client sends to its exchange: requests, and answers to jobs and calls.
+"""Sends the requests of a client to its exchange, and the answers to jobs and calls.
 
-    ask, want ──► Turns ──► lane 0 ──► exchange ──► answered ──► the future is done
-    answer, refuse ──────► lane 1 ──► exchange
+    ask, register ───► Turns ──► lane 0 ──► exchange ──► handle_answer ──► the future is done
+    answer, refuse ────────────► lane 1 ──► exchange
 
-Owns the communicator of the moment, and what the client wants (filters, workers, services), which is told again in each
-session. What no exchange has got when the communicator ends waits for the next one. Reads nothing:
-netq/exchange/client.py does, and calls `answered`, `give` and the rest. All methods are for any thread, and none but
-`close` waits. Those that ask and answer take no lock but the baton of the communicator, so finalizers and signal
-handlers may call them on top of any other code.
+Owns the client's communicator, the open requests, and the registrations: the filters, queues and services that the
+client announces in each session. A request that no exchange has got when the communicator ends waits for the next
+communicator. Reads no messages: netq/exchange/client.py does, and calls `handle_answer`, `deliver` and the methods for
+its thread. Any thread may call the other methods, and none of them waits. Finalizers and signal handlers may call those
+that ask and answer on top of any other code, because they take no lock but the communicator's baton.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ _ERRORS: dict[int, type[errors.Refused]] = {
 }
 
 
-class Taker(Protocol):
-    """Takes what the exchange sends because the client wants it: the jobs of a queue, or the calls of a service."""
+class Consumer(Protocol):
+    """Takes the jobs of a queue, or the calls of a service."""
 
     def take(self, envelope: Envelope) -> None:
-        """Take a job or a call; refuse it or give it back after `end`. Must not wait."""
+        """Take a job or a call. After `end`, give the job back, or refuse the call. Must not wait."""
 
     def end(self, error: Exception) -> None:
         """Take no more. The error says why. Harmless if it has ended."""
 
 
-class _Wanted(NamedTuple):
-    """What is told to the exchange in each session, and what takes what comes of it."""
+class _Registration(NamedTuple):
+    """A filter, a queue or a service that the client announces in each session."""
 
-    envelope: Envelope
-    taker: Taker | None
+    envelope: Envelope  # SUBSCRIBE, WORK or SERVE
+    consumer: Consumer | None
 
 
-class Uplink:
-    """The requests and answers of a client. `queue`: its communicator, replaced by a thread that holds `turns`."""
+class Requester:
+    """The requests and answers of a client. `queue`: its communicator. Only a thread that holds `turns` replaces it."""
 
     queue: Communicator
 
@@ -69,10 +69,10 @@ class Uplink:
         self.turns = Turns()  # requests are put in turn, so that they leave in the order of their numbers
         self.user_code = UserCode()
         self._requests = Requests(self.user_code)
-        self._wanted: dict[tuple[EnvelopeKind, str], _Wanted] = {}
-        self._unsent: deque[Request] = deque()  # which no exchange has got, and whose communicator has ended
-        self._later: deque[Callable[[], object]] = deque()  # what resends what had no room
-        self.is_over = False  # there will be no further communicator: what the present one cannot deliver fails
+        self._registrations: dict[tuple[EnvelopeKind, str], _Registration] = {}  # by kind, and name
+        self._unsent: deque[Request] = deque()  # that no exchange has got, and whose communicator has ended
+        self._resends: deque[Callable[[], object]] = deque()  # send messages again for which the queue had no room
+        self.is_over = False  # there will be no other communicator: what this one does not deliver fails
 
     # Requests.
 
@@ -82,68 +82,73 @@ class Uplink:
         failed: Callable[[Exception], bool] | None = None,
         is_due: Callable[[], bool] | None = None,
     ) -> Future[Any]:
-        """Send a request. Return the future of its answer; `failed` is called before that has an error.
-
-        If `is_due` returns False when its turn comes, it is not sent, and done.
-        """
+        """Send a request, and return the future of its answer. `failed` and `is_due` are those of Request."""
         self.check_not_forked("put()")
         request = Request(envelope, self.queue, failed, is_due)
         future = request.future  # referred to here, because it may fail before the caller has it
         self.turns.add(functools.partial(self._put, request))
         return future
 
-    def want(self, envelope: Envelope, taker: Taker | None = None) -> Future[Any] | None:
-        """Ask for something, now and in each session. `taker` ends if the exchange refuses it, or with the client.
+    def register(self, envelope: Envelope, consumer: Consumer | None = None) -> Future[Any] | None:
+        """Announce a filter, a queue or a service, now and in each session. Return the future of the first answer.
 
-        Return None if there is a taker for it already.
+        `consumer` takes the jobs or calls. It ends if the exchange refuses the registration, and with the client.
+        Return None if there is a consumer already.
         """
-        key, wanted = (envelope.kind, envelope.name), _Wanted(envelope, taker)
-        found = self._wanted.setdefault(key, wanted)
-        if found is not wanted and taker is not None:
+        key, registration = (envelope.kind, envelope.name), _Registration(envelope, consumer)
+        found = self._registrations.setdefault(key, registration)
+        if found is not registration and consumer is not None:
             return None
         if self.is_over:
-            self._end_takers()
-        return self.ask(envelope, functools.partial(self._not_wanted, found))
+            self._end_consumers()
+        return self.ask(envelope, functools.partial(self._refused, found))
 
-    def withdraw(self, kind: EnvelopeKind, envelope: Envelope) -> Future[Any]:
-        """Want something no more, and ask the exchange for that, unless it is wanted again by then."""
+    def unregister(self, kind: EnvelopeKind, envelope: Envelope) -> Future[Any]:
+        """Remove a registration of a kind, and send the exchange a request that ends it.
+
+        The request is not sent if the same is registered again before its turn comes.
+        """
         key = kind, envelope.name
-        self._wanted.pop(key, None)
-        return self.ask(envelope, is_due=lambda: key not in self._wanted)
+        self._registrations.pop(key, None)
+        return self.ask(envelope, is_due=lambda: key not in self._registrations)
 
-    def wanted(self, kind: EnvelopeKind) -> list[str]:
-        """Return the names of what is wanted of a kind: SUBSCRIBE, WORK or SERVE."""
-        return [name for of, name in list(self._wanted) if of is kind]
+    def registered(self, kind: EnvelopeKind) -> list[str]:
+        """Return the names that are registered of a kind: SUBSCRIBE, WORK or SERVE."""
+        return [name for each, name in list(self._registrations) if each is kind]
 
-    def taker(self, kind: EnvelopeKind, name: str) -> Taker | None:
-        """Return what takes the jobs of this queue (WORK), or the calls of this service (SERVE)."""
-        found = self._wanted.get((kind, name))
-        return None if found is None else found.taker
+    def consumer(self, kind: EnvelopeKind, name: str) -> Consumer | None:
+        """Return the consumer of the jobs of a queue (WORK), or of the calls of a service (SERVE)."""
+        found = self._registrations.get((kind, name))
+        return None if found is None else found.consumer
 
     def check_not_forked(self, name: str) -> None:
         """Raise RuntimeError in a fork of the client's process."""
         check_not_forked(name, self.queue.forked)
 
     def is_unanswered(self) -> bool:
-        """Return whether the exchange has got a request that it answers at once, and has not answered it."""
+        """Return whether the exchange owes an answer to a request that it answers at once."""
         return self._requests.is_late()
 
-    def _not_wanted(self, wanted: _Wanted, error: Exception) -> bool:
-        """Forget what the exchange has refused. After Closed it is told to the next one."""
+    def _refused(self, registration: _Registration, error: Exception) -> bool:
+        """Remove a registration that has failed, unless the session was lost: the next one announces it again.
+
+        Return whether the user learns of the error without the future.
+        """
         if isinstance(error, Closed):
             return True
-        key = wanted.envelope.kind, wanted.envelope.name
-        if self._wanted.get(key) is wanted:
-            self._wanted.pop(key, None)
-        if wanted.taker is not None:
-            wanted.taker.end(error)
-        return wanted.envelope.kind is EnvelopeKind.WORK  # Worker.get raises it
+        key = registration.envelope.kind, registration.envelope.name
+        if self._registrations.get(key) is registration:
+            self._registrations.pop(key, None)
+        if registration.consumer is not None:
+            registration.consumer.end(error)
+        return registration.envelope.kind is EnvelopeKind.WORK  # Worker.get raises it
 
-    def _not_told(self, wanted: _Wanted, error: Exception) -> bool:
+    def _not_announced(self, registration: _Registration, error: Exception) -> bool:
+        """Handle the failure of an announcement in a later session, which has no future of the user."""
         if isinstance(error, errors.QueueFull):
-            self._later.append(functools.partial(self.turns.add, functools.partial(self._tell, wanted)))
+            self._resends.append(functools.partial(self.turns.add, functools.partial(self._announce, registration)))
         elif not isinstance(error, Closed):
-            self._not_wanted(wanted, error)
+            self._refused(registration, error)
             log.warning("the exchange refuses: %s", error)
         return True
 
@@ -152,7 +157,7 @@ class Uplink:
     def _put(self, request: Request) -> None:
         """Put a request, if it is still due."""
         if request.is_due is not None and not request.is_due():
-            self._defer(request.settle)
+            self._settle_later(request.settle)
             return
         request.future.queue, request.delivery = self.queue, None
         number = self._requests.add(request)
@@ -160,25 +165,25 @@ class Uplink:
             envelope = request.envelope._replace(number=number)
             request.delivery = delivery = self.queue.put(envelope, lane=_REQUESTS)
             delivery.add_done_callback(functools.partial(self._was_put, request))
-        except BaseException as error:  # of a signal handler; the caller may not be the one who has asked
-            self._defer(
+        except BaseException as error:  # of a signal handler; the caller may run the request of another thread
+            self._settle_later(
                 self._requests.settle, request, None, Closed(self.queue.id, f"it was interrupted: {describe(error)}")
             )
             raise
 
-    def _tell(self, wanted: _Wanted) -> None:
-        """Tell the exchange what is wanted, if it still is."""
-        if self._wanted.get((wanted.envelope.kind, wanted.envelope.name)) is wanted:
-            self._put(Request(wanted.envelope, self.queue, functools.partial(self._not_told, wanted)))
+    def _announce(self, registration: _Registration) -> None:
+        """Put a registration, if it is still there."""
+        if self._registrations.get((registration.envelope.kind, registration.envelope.name)) is registration:
+            self._put(Request(registration.envelope, self.queue, functools.partial(self._not_announced, registration)))
 
     def _session_begun(self) -> None:
-        for key in list(self._wanted):
-            if (wanted := self._wanted.get(key)) is not None:
-                self._tell(wanted)
+        for key in list(self._registrations):
+            if (registration := self._registrations.get(key)) is not None:
+                self._announce(registration)
         self._put_unsent(None)
 
     def _put_unsent(self, over: Communicator | None) -> None:
-        """Put again what no exchange has got. What was put by the communicator `over` waits for the next one."""
+        """Put the requests again that no exchange has got, but not those that the communicator `over` has put."""
         unsent = [self._unsent.popleft() for _ in range(len(self._unsent))]
         for request in sorted(unsent, key=attrgetter("number")):
             if request.future.queue is over:
@@ -189,12 +194,12 @@ class Uplink:
     def _session_over(self, exchange: uuid.UUID) -> None:
         for request in self._requests.delivered():
             error = Closed(exchange, "the exchange has ended before it had answered")
-            self._defer(self._requests.settle, request, None, error)
+            self._settle_later(self._requests.settle, request, None, error)
 
-    # How puts have ended: in a thread of netq, or in that of the turn.
+    # When a delivery is done: in a thread of netq, or in the thread of the turn.
 
     def _was_put(self, request: Request, put: Future[None]) -> None:
-        """Release the data of a request that an exchange has got. Ask the next one if it has not; or fail."""
+        """Release the data of a request that was delivered. Put one again that no exchange has got; fail others."""
         delivery = cast(Delivery, put)
         error = Closed(self.queue.id, "it was cancelled") if delivery.cancelled() else delivery.exception()
         if error is None:
@@ -207,19 +212,19 @@ class Uplink:
             else:
                 self.turns.add(lambda: self._put_unsent(self.queue))
         else:
-            # The thread of the turn may hold a baton, or locks of a user who has not asked this.
-            self._defer(self._requests.settle, request, None, error)
-        self._room_came(error)
+            # Not here: the thread of the turn may hold a baton, or locks of a user who has made another request.
+            self._settle_later(self._requests.settle, request, None, error)
+        self._resend_if_room(error)
 
     def _fail_unsent(self) -> None:
         while self._unsent:
             request = self._unsent.popleft()
-            self._defer(request.settle, None, self._closed())
+            self._settle_later(request.settle, None, self._closed())
 
-    def _defer(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function, which may run the user's callbacks, in a thread of netq; here if there is none any more.
+    def _settle_later(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function that settles a future, and so may run the user's callbacks, in a thread of netq.
 
-        Not in turn: `close` of a client waits for that, and a callback may block.
+        Out of turn: `close` of a client waits for the turn, and a callback may block.
         """
         self.queue.call_soon(self.turns.add_later, functools.partial(self._call, function, arguments))
 
@@ -227,9 +232,9 @@ class Uplink:
         with self.user_code.here():
             function(*arguments)
 
-    # What comes from the exchange.
+    # For messages of the exchange.
 
-    def answered(self, envelope: Envelope) -> None:
+    def handle_answer(self, envelope: Envelope) -> None:
         """Settle the future that a DONE, REPLY or REFUSED answers."""
         number = envelope.number
         if envelope.kind is EnvelopeKind.DONE and envelope.code == UP_TO:
@@ -250,63 +255,62 @@ class Uplink:
         else:
             self._requests.settle(request)
 
-    def give(self, kind: EnvelopeKind, envelope: Envelope) -> bool:
-        """Give a job or a call to what takes it; return whether there is such a thing."""
-        taker = self.taker(kind, envelope.name)
-        if taker is not None:
-            taker.take(envelope)
-        return taker is not None
+    def deliver(self, kind: EnvelopeKind, envelope: Envelope) -> bool:
+        """Give a job (WORK) or a call (SERVE) to its consumer; return False if there is none."""
+        consumer = self.consumer(kind, envelope.name)
+        if consumer is not None:
+            consumer.take(envelope)
+        return consumer is not None
 
     def session_begins(self) -> None:
-        """Tell the exchange what is wanted. Before any message of the exchange."""
+        """Announce the registrations. Called before any message of the exchange is read."""
         self.turns.add(self._session_begun)
 
     def session_ends(self, exchange: uuid.UUID) -> None:
-        """Fail what the exchange has got and not answered."""
-        # In turn: the delivery of each request is known.
+        """Fail the requests that the exchange has got and not answered."""
+        # In turn: no request is being put, so the delivery of each is known.
         self.turns.add(functools.partial(self._session_over, exchange))
 
     def wait_for_answers(self, timeout: float | None) -> None:
-        """Wait until the exchange has answered all that it answers at once, while it is connected."""
+        """Wait for the answers to requests that the exchange answers at once, while there is a connection."""
         self._requests.wait(lambda: not self.queue.connected, timeout)
 
     # For the client's thread, while it holds `turns`.
 
     def close(self, timeout: float) -> None:
-        """Close the communicator, and fail what the exchange has got and not answered."""
+        """Close the communicator, and fail the requests that the exchange has got and not answered."""
         self.queue.close(timeout)
         for request in self._requests.delivered():
             error = Closed(self.queue.id, "the exchange has closed, or this client")
-            self._defer(self._requests.settle, request, None, error)
+            self._settle_later(self._requests.settle, request, None, error)
 
-    def connected(self, queue: Communicator) -> None:
+    def use(self, queue: Communicator) -> None:
         """Use a new communicator from now on."""
         self.queue = queue
         self._put_unsent(None)
 
     def end(self) -> None:
-        """Let all takers end: there will be no exchange any more."""
+        """End all consumers, and fail the requests that no exchange has got: there will be no other communicator."""
         self.is_over = True
-        self._end_takers()
+        self._end_consumers()
         self._fail_unsent()
 
-    def _end_takers(self) -> None:
-        for key in list(self._wanted):
-            wanted = self._wanted.pop(key, None)
-            if wanted is not None and wanted.taker is not None:
-                wanted.taker.end(self._closed())
+    def _end_consumers(self) -> None:
+        for key in list(self._registrations):
+            registration = self._registrations.pop(key, None)
+            if registration is not None and registration.consumer is not None:
+                registration.consumer.end(self._closed())
 
     def _closed(self) -> Closed:
         return Closed(self.queue.id, "this client is closed")
 
-    # Answers.
+    # Answers to jobs and calls.
 
     def answer(self, request: Envelope, answer: Envelope) -> None:
-        """Answer a job or a call. `detail` of a refusal says which of them."""
+        """Answer a job or a call."""
+        # `detail` of a REFUSED says whether it is for a call.
         envelope = answer._replace(number=request.number, detail=int(request.kind is EnvelopeKind.REQUEST))
-        if (
-            envelope.kind is EnvelopeKind.RETURN
-        ):  # follows the WORK that ends its worker, or the job comes to this client again
+        if envelope.kind is EnvelopeKind.RETURN:  # behind the WORK that ends its worker, or the job would come back
             self.turns.add(functools.partial(self._send, envelope, _REQUESTS))
         else:
             self._send(envelope, _ANSWERS)
@@ -319,24 +323,24 @@ class Uplink:
         self.queue.put(envelope, lane=lane).add_done_callback(functools.partial(self._was_sent, envelope, lane))
 
     def _was_sent(self, envelope: Envelope, lane: int, delivery: Future[None]) -> None:
-        """Send an answer again that had no room, and a refusal for one that is too large."""
+        """Have an answer sent again that had no room. Send a refusal in place of one that is too large."""
         error = None if delivery.cancelled() else delivery.exception()
         if isinstance(error, errors.MessageTooLarge):
             reason = Stream([f"the reply is too large: {error}".encode()])
             self._send(envelope._replace(kind=EnvelopeKind.REFUSED, code=Refusal.FAILED, data=reason), lane)
         elif isinstance(error, errors.QueueFull):
-            self._later.append(functools.partial(self._send, envelope, lane))
-        self._room_came(error)
+            self._resends.append(functools.partial(self._send, envelope, lane))
+        self._resend_if_room(error)
 
-    def _room_came(self, error: BaseException | None) -> None:
-        if error is None and self._later:
-            self.send_again()
+    def _resend_if_room(self, error: BaseException | None) -> None:
+        if error is None and self._resends:
+            self.resend()
 
-    def send_again(self) -> None:
-        """Send again what had no room. Called when something was delivered, and each second or so."""
-        for _ in range(len(self._later)):
+    def resend(self) -> None:
+        """Send the messages again that had no room. Called when a message was delivered, and each second or so."""
+        for _ in range(len(self._resends)):
             try:
-                send = self._later.popleft()
+                send = self._resends.popleft()
             except IndexError:  # another thread was faster
                 return
             send()
@@ -368,6 +372,6 @@ def _unreadable(envelope: Envelope, error: BaseException) -> Unreadable:
 
 def _error(request: Envelope, refusal: Envelope) -> errors.Refused:
     reason = printable(bytes(refusal.data or Stream()).decode(errors="replace"))
-    if refusal.peer.int:  # of a worker or a service; others come from the exchange, and name what they refuse
+    if refusal.peer.int:  # a worker or a service refuses; a reason of the exchange itself names the request
         reason = f"{printable(request.name) or request.peer}: {reason}"
     return _ERRORS.get(refusal.code, errors.Refused)(reason)
