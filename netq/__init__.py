@@ -43,6 +43,7 @@ from netq.options import (
     SerializationOptions,
 )
 from netq.polling import poll
+from netq.promise import Promise
 from netq.runtime.delivery import Delivery
 from netq.runtime.statistics import Statistics
 
@@ -53,6 +54,7 @@ __all__ = [
     "Communicator",
     "Delivery",
     "Message",
+    "Promise",
     "Statistics",
     "Security",
     "Protocol",

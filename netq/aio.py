@@ -7,7 +7,7 @@
 Owns no bytes and no session: those are the core communicator's, whose loops run on in threads of their own. It owns
 what waits in the event loop: a Delivery for each put, a Waiter of netq/runtime/inbox.py for each get. Everything
 belongs to the event loop's thread but `_soon`, by which the other threads come here. It never blocks the event loop:
-what waits in core (close, statistics) runs in a thread, which ends before the call does.
+what waits in the core (close, statistics) runs in a thread, which ends before the call does.
 """
 
 from __future__ import annotations
@@ -15,23 +15,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import threading
 import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import netq
 from netq.core import Message
-from netq.errors import Closed
+from netq.fronts import Front
 from netq.io.baton import EventLoopPoller
-from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose
+from netq.options import CommunicatorOptions, Protocol, Purpose
 from netq.runtime.inbox import Waiter
-from netq.runtime.statistics import Statistics
 
 _T = TypeVar("_T")
 _Events = deque[Callable[[], object]]
@@ -169,7 +166,7 @@ class _ImmediateFuture(asyncio.Future[None]):
         return cancelled
 
 
-class Communicator:
+class Communicator(Front):
     """Moves Python objects between one server and many clients, in the event loop that it was made in.
 
     An asynchronous context manager, and an iterator over the messages. Event functions are called in the event loop, in
@@ -180,31 +177,17 @@ class Communicator:
     def __init__(self, protocol: Protocol | str, purpose: Purpose | str, options: CommunicatorOptions | None) -> None:
         self._loop = _running_loop("new")
         self._events: _Events = deque()  # that have happened, in order, and are to be called in the event loop
-        self.options = options = CommunicatorOptions() if options is None else options
-        if isinstance(options, CommunicatorOptions):  # otherwise netq.new raises the error
-            events = EventOptions(ini=self._in_loop(options.events.ini), fin=self._in_loop(options.events.fin))
-            options = dataclasses.replace(options, events=events)
-        self._core = netq.new(protocol, purpose, options)
+        super().__init__(protocol, purpose, options)
         self._baton = self._core._endpoint.home.baton
         self._thread = threading.get_ident()
         self._poller = EventLoopPoller()
         self._polling = False
         self._woken: deque[_ImmediateFuture] = deque()  # for `_wake_all`, one for each `get`
 
-    @property
-    def id(self) -> uuid.UUID:
-        """This communicator's id, by which its peers know it."""
-        return self._core.id
-
-    @property
-    def netloc(self) -> NetworkLocation:
-        """Where a server listens, or a client connects; with the port that the system chose for port 0."""
-        return self._core.netloc
-
-    def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0) -> Delivery:
+    def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0, bounded: bool = True) -> Delivery:
         """Send `data`, as netq.Communicator.put does. Never waits; await the result to know that it has arrived."""
-        self._check_loop("put")
-        return Delivery(self._core.put(data, *peers, lane=lane), self._loop)
+        self._check_here("put")
+        return Delivery(self._core.put(data, *peers, lane=lane, bounded=bounded), self._loop)
 
     async def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
         """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.
@@ -213,15 +196,15 @@ class Communicator:
         it is cancelled, at any moment, it has taken no message, and `into` is unchanged. Yields to the event loop at
         least once, so a flood of messages does not stop other tasks.
         """
-        self._check_loop("get")
+        self._check_here("get")
         if peers or timeout is not None or self._baton.forked:
-            self._core.check_get(peers, timeout)
-        load = None if into is None else self._core.loader(into)
+            self._core._check_get(peers, timeout)
+        load = None if into is None else self._core._loader(into)
         woken = _ImmediateFuture(loop=self._loop)
         waiter = Waiter(peers, functools.partial(self._wake, woken))
         timer = None if timeout is None else self._loop.call_later(timeout, lambda: waiter.wake())
         try:
-            self._core.inbox.enter(waiter)
+            self._core._inbox.enter(waiter)
             if not (waiter.ready or self._poller.active):
                 self._poll()
             # A cancellation is raised here and nowhere else. Nothing is taken before, and after it there is no `await`:
@@ -229,64 +212,14 @@ class Communicator:
             await woken
             if not waiter.ready:
                 raise TimeoutError(f"no message within {timeout:g} s")
-            item = self._core.inbox.accept(waiter)
+            item = self._core._inbox.accept(waiter)
         except BaseException:
-            self._core.inbox.leave(waiter)
+            self._core._inbox.leave(waiter)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-        return self._core.unpack(item, load)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        """Return the next message; end when nothing can come any more.
-
-        Raises Unreadable for a message that cannot be loaded, because the user decides whether to skip it: a new
-        `async for` goes on with the next one.
-        """
-        try:
-            return await self.get()
-        except Closed:
-            raise StopAsyncIteration from None
-
-    async def close(self, timeout: float | None = None) -> int:
-        """Deliver what has been put, say goodbye, and end; return the number of messages not delivered.
-
-        Like netq.Communicator.close. If it is cancelled, it ends everything at once, as `close(timeout=0)` does, and
-        then raises. After the event loop that this was made in is closed, another one may close it.
-        """
-        # The core's thread has to poll again: the thread that closes waits for it, and does not run the event loop.
-        if not self._loop.is_closed():
-            self._check_loop("close")
-            self._stop_polling()
-        # The close runs in a thread that cannot be cancelled. A second one, with no time left, makes the first one end;
-        # both are awaited, so that no thread is left when this raises.
-        closing = _in_thread(self._core.close, timeout)
-        try:
-            return await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await _end_of(closing, _in_thread(self._core.close, 0))
-            raise
-
-    async def statistics(self) -> dict[uuid.UUID, Statistics]:
-        """Return the figures of each peer that has a session."""
-        self._check_loop("statistics")
-        asking = _in_thread(self._core.statistics)
-        try:
-            return await asyncio.shield(asking)
-        finally:
-            await _end_of(asking)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close(timeout=None if error is None else self.options.connection.linger)
+        return self._core._unpack(item, load)
 
     def _wake(self, woken: _ImmediateFuture) -> None:
         """Let a `get` continue, after those that were woken before. In any thread."""
@@ -352,16 +285,31 @@ class Communicator:
             self._loop.remove_reader(self._baton.poller.fileno())
         self._baton.resume()
 
-    def _check_loop(self, name: str) -> None:
+    def _check_here(self, name: str) -> None:
         if _running_loop(name) is not self._loop:
             raise RuntimeError(
                 f"{name}(): this communicator belongs to the event loop that it was made in, and this is another; "
                 "make one in each event loop, or use netq.new, which any thread may use"
             )
 
-    def _in_loop(self, event: Callable[[uuid.UUID], object] | None) -> Callable[[uuid.UUID], object] | None:
-        """Wrap an event function so that it runs in the event loop, whose exception handler gets its errors."""
-        return None if event is None else functools.partial(_tell, self._loop, self._events, event)
+    def _wrapped(self, function: Callable[..., object]) -> Callable[..., object]:
+        return functools.partial(_tell, self._loop, self._events, function)
+
+    def _prepare_close(self) -> None:
+        # The core's thread has to poll again: the thread that closes waits for it, and does not run the event loop.
+        if not self._loop.is_closed():
+            self._check_here("close")
+            self._stop_polling()
+
+    async def _aside(self, function: Callable[..., _T], *args: Any, hasten: Callable[[], object] | None = None) -> _T:
+        # The thread cannot be cancelled. `hasten` runs in a second one, and makes the first one end; both are awaited,
+        # so that no thread is left when this raises.
+        running = _in_thread(function, *args)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await _end_of(running, *[_in_thread(each) for each in (hasten,) if each is not None])
+            raise
 
 
 def _ready(communicator: weakref.ref[Communicator]) -> None:
@@ -383,11 +331,9 @@ def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
         loop.call_soon_threadsafe(function, *args)
 
 
-def _tell(
-    loop: asyncio.AbstractEventLoop, events: _Events, event: Callable[[uuid.UUID], object], peer: uuid.UUID
-) -> None:
-    """Have an event function called in the event loop. In any thread."""
-    events.append(functools.partial(event, peer))
+def _tell(loop: asyncio.AbstractEventLoop, events: _Events, function: Callable[..., object], *args: Any) -> None:
+    """Have a function of the user called in the event loop. In any thread."""
+    events.append(functools.partial(function, *args))
     _soon(loop, _run_event, events)
 
 

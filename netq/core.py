@@ -12,21 +12,21 @@ import ipaddress
 import math
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
-from netq.io.baton import let_go
 from netq.io.condition import deadline_of
 from netq.io.interrupts import has_broken_step, interruptible, protect, raised_by_handler, unprotect
+from netq.io.locks import let_go
 from netq.io.process_end import at_end, not_at_end
 from netq.log import log
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.protocol.destination import LentStream
 from netq.protocol.receiver import Item
 from netq.protocol.wire import ANY_LANE, LANES
-from netq.runtime.delivery import Copy, Delivery, gather
+from netq.runtime.delivery import Copy, Delivery, call_logged, gather
 from netq.runtime.endpoint import Endpoint, TransportFactory
 from netq.runtime.inbox import Inbox, Waiter
 from netq.runtime.peer import Peer
@@ -35,6 +35,7 @@ from netq.security.seal import sealed_id
 from netq.text import describe
 from netq.utils.serializer import Loader, Serializer
 from netq.utils.stream import Stream
+from netq.validate import check_timeout
 
 
 class _Pair(NamedTuple):
@@ -74,13 +75,12 @@ class Communicator:
         self.options = options or CommunicatorOptions()
         if self.options.seal is not None and purpose is Purpose.CLIENT:
             self.options = dataclasses.replace(self.options, id=sealed_id(self.options.seal))
-        self.inbox = Inbox()
-        self._endpoint = Endpoint(self.options, purpose, self.inbox, transport)
+        self._inbox = Inbox()
+        self._endpoint = Endpoint(self.options, purpose, self._inbox, transport)
         self._home = self._endpoint.home
         self._baton = self._home.baton
         serializer = Serializer(self.options.serialization.dump, self.options.serialization.load)
-        # `loader` is for `get(into=…)`, here and in the fronts.
-        self._pack, self._load, self.loader = serializer.pack, serializer.load, serializer.loader
+        self._pack, self._load, self._loader = serializer.pack, serializer.load, serializer.loader
         if purpose is Purpose.SERVER and _is_open(self.netloc.host) and serializer.runs_code:
             log.warning(
                 "%s:%s: a process that reaches this address can run code here, because messages are loaded as pickles "
@@ -100,7 +100,7 @@ class Communicator:
         return self._endpoint.netloc
 
     @interruptible
-    def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0) -> Delivery:
+    def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0, bounded: bool = True) -> Delivery:
         """Send `data` to each of `peers`. Without `peers` a client sends to its server, a server to all its clients.
 
         Never waits. Serialises once, in this call, and raises the errors of that. Buffers that travel out of band are
@@ -108,11 +108,14 @@ class Communicator:
         not wait for one another. `lane=None` is for messages without order: each takes the lane from 8 to 15 on which
         the least waits. If a server has no clients, the future is done at once.
 
+        `bounded=False` sends a message also where `queue_size` or `queue_bytes` is reached: for the few messages that
+        control others. Your program bounds their number.
+
         The future is done when the peer holds the message. It fails with Closed (the peer or this communicator
         is closed, or the session was lost while the message was on its way), QueueFull or MessageTooLarge.
         """
         if type(lane) is not int or not 0 <= lane < LANES:
-            lane = ANY_LANE if lane is None else _checked_lane(lane)
+            lane = _checked_lane("put", lane)
         if self._baton.forked:
             self._baton.check_not_forked("put()")
         # The state is read without a lock, and each attribute once: the loop's thread may replace the peer at any
@@ -122,87 +125,109 @@ class Communicator:
             if not peers and (only := self._endpoint.only) is not None and not (only.over or only.session.closing):
                 delivery = Delivery(packed, lane)
                 delivery.peer, delivery.guard, delivery.recall = only.session.peer, only.baton, only.recall
+                if not bounded:
+                    delivery.bounded = False
                 only.post(delivery)
                 return delivery
             targets = self._targets(peers)
             if len(targets) == 1:
-                delivery = self._delivery(packed, lane, *targets[0], ())
+                delivery = self._delivery(packed, lane, bounded, *targets[0], ())
                 self._post(delivery, targets[0][1])
                 return delivery
             audience = tuple([id for id, _ in targets if id is not None])
-            deliveries = [self._delivery(packed, lane, id, peer, audience) for id, peer in targets]
+            deliveries = [self._delivery(packed, lane, bounded, id, peer, audience) for id, peer in targets]
             whole = gather(self._baton, deliveries)
             for delivery, (_, peer) in zip(deliveries, targets, strict=True):
                 self._post(delivery, peer)
             self._wake_to_flush()
             return whole
         except BaseException as error:
-            self.check_step(error)
+            self._check_step(error)
             raise
 
-    def spread(
-        self, data: Any, peers: Sequence[uuid.UUID], failed: Callable[[uuid.UUID, Exception], object], lane: int = 0
+    @interruptible
+    def multicast(
+        self,
+        data: Any,
+        peers: Iterable[uuid.UUID],
+        *,
+        lane: int | None = 0,
+        failed: Callable[[uuid.UUID, Exception], object] | None = None,
     ) -> None:
-        """Send `data` to many clients, without futures: for netq/exchange/server.py. Otherwise as `put`.
+        """Send `data` to each of `peers`, as `put` does, without futures, which cost more than a small message.
 
-        `failed(peer, error)` is called for each client that does not get it, here or in a thread of netq. It must not
-        wait.
+        `failed(peer, error)` is called for each peer that does not get it, in this call or in a thread of netq, with
+        the error that the future of `put` would have. It must not wait. Without `failed` only `close` counts these.
         """
-        self._baton.check_not_forked("put()")
-        packed = self._pack(data)
-        audience = tuple(iter(peers)) if len(peers) > 1 else ()  # a tuple of its own, by which transports know the put
-        table = self._endpoint.peers
-        for id in peers:
-            peer = table.get(id)
-            if peer is None:
-                failed(id, self._why_unreachable(id))
-            else:
-                message = Copy(packed, lane, audience)
-                message.peer, message.guard, message.failed = id, peer.baton, failed
-                peer.post(message)
-        self._wake_to_flush()
+        lane = _checked_lane("multicast", lane)
+        self._baton.check_not_forked("multicast()")
+        try:
+            packed = self._pack(data)
+            ids = (*peers,)  # a tuple of its own, by which transports know that it is one message
+            _check_ids("multicast", ids)
+            audience, table = ids if len(ids) > 1 else (), self._peers_by_id()
+            for id in ids:
+                peer = table.get(id)
+                if peer is not None:
+                    copy = Copy(packed, lane, audience)
+                    copy.peer, copy.guard, copy.failed = id, peer.baton, failed or _ignore
+                    peer.post(copy)
+                else:
+                    unreachable = self._why_unreachable(id)
+                    self._baton.ledger.failed(id, unreachable, looked_at=True)
+                    call_logged(failed or _ignore, id, unreachable)
+            self._wake_to_flush()
+        except BaseException as error:
+            self._check_step(error)
+            raise
 
-    def put_unbounded(self, data: Any, peer: uuid.UUID, lane: int = 0) -> Delivery:
-        """Send `data` to a client, also beyond queue_size and queue_bytes: for netq/exchange/outbox.py, which counts.
+    def expel(self, peer: uuid.UUID, reason: str, refuse_for: float = 0.0) -> None:
+        """End the session with a client, which gets the reason. Never waits. Harmless if it is over.
 
-        Otherwise as `put`. Messages of this kind keep their order, as none of them is refused for want of room.
+        The client may come back, with a new session. With `refuse_for`, drop its messages that `get` has not returned,
+        and refuse it for so many seconds.
         """
-        self._baton.check_not_forked("put()")
-        packed = self._pack(data)
-        found = self._endpoint.peers.get(peer)
-        delivery = self._delivery(packed, lane, peer, found, ())
-        delivery.bounded = False
-        self._post(delivery, found)
-        return delivery
+        self._endpoint.expel(peer, reason, refuse_for)
+        if refuse_for:  # now: its end is noted in a moment, and drops those that come until then
+            self._inbox.discard(peer, self._endpoint.options.events.end)
 
-    def expel(self, peer: uuid.UUID, reason: str, pause: float = 0.0) -> None:
-        """End the session with a client, which gets the reason. Harmless if it is over.
+    def pause(self, peer: uuid.UUID, reason: str) -> None:
+        """Let messages of other clients pass the one that is arriving from this client. Never waits.
 
-        With a `pause`, in seconds, drop its unread messages too, and refuse it for so long. For netq/exchange/outbox.py
-        and fl/server/dispatcher.py.
-        """
-        self._endpoint.expel(peer, reason, pause)
-        if pause:  # now: its end is noted in a moment, and drops those that come until then
-            self.inbox.discard(peer, self._endpoint.options.events.end)
-
-    def set_aside(self, peer: uuid.UUID, reason: str) -> None:
-        """Let messages of others pass the one that is arriving from a client: for fl/server/members.py.
-
-        The client loses its link, gets the reason, and comes back. Until `let_go_on` its messages beyond `window` wait,
-        also those that it has not begun. What has arrived of them is kept, unless others need the room.
+        For a server whose `memory` is full, and where a slow client holds a part of it. The client loses its link, gets
+        the reason, and connects again. Until `resume` it may send up to `window`, and what exceeds that waits. What has
+        arrived of its message is kept, unless others need the room.
         """
         if (found := self._endpoint.peers.get(peer)) is not None:
-            found.loop.call(found.set_aside, reason)
+            found.loop.call(found.pause, reason)
 
-    def let_go_on(self, peer: uuid.UUID) -> None:
-        """Let a client go on that was set aside. Its message claims room behind those that wait. Harmless without."""
+    def resume(self, peer: uuid.UUID) -> None:
+        """Let a client that was paused send again, behind those that wait for room. Harmless if it was not paused."""
         if (found := self._endpoint.peers.get(peer)) is not None:
-            found.loop.call(found.let_go_on)
+            found.loop.call(found.resume)
 
     @property
-    def is_short(self) -> bool:
-        """Whether a message that has begun waits for `memory`: for fl/server/members.py."""
+    def memory_is_full(self) -> bool:
+        """Whether the rest of a message waits, because others take all of `memory`."""
         return self._endpoint.is_short
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to a peer, if only in its handshake. A client has one peer, its server."""
+        return any(peer.link is not None for peer in self._endpoint.peers.values())
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that made this: `close` does nothing, other methods raise."""
+        return self._baton.forked
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Call `function(*args)` in a thread of netq, as events are: after what was to be called before. Never waits.
+
+        Finalizers and signal handlers may use this for what needs a lock: the thread holds none of netq. The function
+        must not wait. Its errors are logged. When the communicator has ended, it is called here.
+        """
+        self._baton.defer(call_logged, function, *args)
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
         """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.
@@ -215,30 +240,56 @@ class Communicator:
         the peers or this communicator are closed. Raises Unreadable (or NotAllowed), with its `peer`, for a message
         that cannot be loaded: that message is dropped, and the next `get` returns the next one.
         """
-        inbox = self.inbox
+        inbox = self._inbox
         if peers or timeout is not None or self._baton.forked:
-            self.check_get(peers, timeout)
-        load = None if into is None else self.loader(into)
+            self._check_get(peers, timeout)
+        load = None if into is None else self._loader(into)
         protect()
         try:
             item = inbox.take_now(peers) if inbox.arrived or inbox.queues else None
             if item is None:
                 item = self._wait(peers, timeout) if load is None else self._wait_into(load, peers, timeout)
-            return self.unpack(item, load)
+            return self._unpack(item, load)
         except BaseException as error:
-            self.check_step(error)
+            self._check_step(error)
             raise
 
-    def check_step(self, error: BaseException) -> None:
+    def get_ready(self, most: int = 256) -> list[Message]:
+        """Return the messages that are here, up to `most`: together, for less time than one by one. Never waits.
+
+        In order for each peer. Empty if there is none, also when none can come any more. While other threads wait in
+        `get`, these get the messages. Raises Unreadable if the next message cannot be loaded, which is dropped then.
+        """
+        self._baton.check_not_forked("get_ready()")
+        protect()
+        found: list[Message] = []
+        try:
+            items = self._inbox.take_ready(most)
+            try:
+                for item in items:
+                    found.append(self._unpack(item, taken=items))  # noqa: PERF401  # an error leaves those before it
+            except Unreadable:  # the next call raises it, if this one returns others
+                self._put_back(items[len(found) or 1 :])
+                if not found:
+                    raise
+            except BaseException:  # of `load`, as sys.exit; after a signal handler `items` is empty
+                self._put_back(items[: len(found)] + items[len(found) + 1 :])
+                raise
+        except BaseException as error:
+            self._check_step(error)
+            raise
+        return found
+
+    def _check_step(self, error: BaseException) -> None:
         """End the communicator if a signal handler has raised this error in the middle of a step."""
         if has_broken_step(error):
-            let_go(self.inbox.lock)
-            self.inbox.drop_reservations(Closed(self.id, "a signal handler has raised in the middle of a step"))
+            let_go(self._inbox.lock)
+            self._inbox.drop_reservations(Closed(self.id, "a signal handler has raised in the middle of a step"))
             self._baton.end_by(error)
 
     def _wait_into(self, load: Loader, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait as `_wait` does. A large message that begins meanwhile is received where `load` wants it."""
-        if load.plan is None or self.inbox.waiters:  # which get that message
+        if load.plan is None or self._inbox.waiters:  # which get that message
             return self._wait(peers, timeout)
         destination, item = self._endpoint.lend(load.plan, peers), None
         try:
@@ -249,7 +300,7 @@ class Communicator:
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: by polling, if no other thread waits, or as a waiter."""
-        baton, inbox = self._baton, self.inbox
+        baton, inbox = self._baton, self._inbox
         deadline = math.inf if timeout is None else deadline_of(timeout)
         wait_lock = baton.wait_lock("get")
         try:
@@ -274,7 +325,7 @@ class Communicator:
     def _wait_as_waiter(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
         # The message is taken within the predicate of the wait. So a wait that ends by its timeout or by an exception
         # has a reservation at most, which `leave` gives back.
-        inbox = self.inbox
+        inbox = self._inbox
         found: list[Item] = []
         waiter = Waiter(peers, _wake_none)
 
@@ -290,17 +341,23 @@ class Communicator:
         self._baton.wait(take, deadline, subscribe, functools.partial(inbox.leave, waiter), "get")
         return found[0] if found else None
 
-    def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
+    def _check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
         """Check the arguments of `get`, here and in the fronts."""
         self._baton.check_not_forked("get()")
         _check_ids("get", peers)
         check_timeout("get", timeout)
 
-    def unpack(self, item: Item, load: Callable[[Any], Any] | None = None) -> Message:
-        """Load an item of the inbox: the second half of `get`, here and in the fronts. `load` is of `loader`.
+    def _put_back(self, items: Sequence[Item]) -> None:
+        """Make items that were taken the next of their peers again."""
+        for item in reversed(items):
+            _restore(item[1])
+            self._inbox.put_back(item)
+
+    def _unpack(self, item: Item, load: Callable[[Any], Any] | None = None, taken: list[Item] | None = None) -> Message:
+        """Load an item of the inbox: the second half of `get`, here and in the fronts. `load` is of `_loader`.
 
         Raises Unreadable or BufferMismatch. An exception of a signal handler that ran meanwhile comes out as it is, and
-        the item is the next of its peer again.
+        the item is the next of its peer again, with those that were `taken` with it; the list is empty then.
         """
         try:
             message = _message((item[0], _loaded(load or self._load, item[1])))
@@ -309,8 +366,9 @@ class Communicator:
             if interruption is None and isinstance(error, KeyboardInterrupt):
                 interruption = error  # Python's own handler has no frame
             if interruption is not None:
-                _restore(item[1])
-                self.inbox.put_back(item)
+                self._put_back(taken or [item])
+                if taken:
+                    taken.clear()
                 _raise(interruption)
             if not isinstance(error, Exception):
                 raise
@@ -321,7 +379,7 @@ class Communicator:
             if isinstance(error, BufferMismatch) and load is not None:
                 _restore(item[1])
                 error.peer = item[0]
-                error.message = self.unpack(item)
+                error.message = self._unpack(item)
                 error.add_note(f"a message from {item[0]}, which the `message` of this error is")
                 raise
             unreadable = Unreadable(f"a message from {item[0]} cannot be loaded: {describe(error)}")
@@ -396,13 +454,25 @@ class Communicator:
             found: list[tuple[uuid.UUID | None, Peer | None]] = [(p.id, p) for p in table.values() if p.open]
             return found if found or (is_server and not self._endpoint.closing) else [(None, None)]
         _check_ids("put", peers)
-        by_id = table if is_server else {peer.id: peer for peer in table.values()}
+        by_id = self._peers_by_id()
         return [(id, by_id.get(id)) for id in peers]
 
+    def _peers_by_id(self) -> Mapping[uuid.UUID | None, Peer]:
+        table = self._endpoint.peers
+        return table if self._endpoint.is_server else {peer.id: peer for peer in table.values()}
+
     def _delivery(
-        self, data: Stream | bytes, lane: int, id: uuid.UUID | None, peer: Peer | None, audience: tuple[uuid.UUID, ...]
+        self,
+        data: Stream | bytes,
+        lane: int,
+        bounded: bool,
+        id: uuid.UUID | None,
+        peer: Peer | None,
+        audience: tuple[uuid.UUID, ...],
     ) -> Delivery:
         delivery = Delivery(data, lane, audience)
+        if not bounded:
+            delivery.bounded = False
         delivery.peer = id
         delivery.guard, delivery.recall = (self._baton, None) if peer is None else (peer.baton, peer.recall)
         return delivery
@@ -429,7 +499,7 @@ class Communicator:
 
 @interruptible
 def _loaded(load: Callable[[Any], Any], data: Stream | bytes) -> Any:
-    # Only this part of `unpack` may be interrupted: an exception before its `try`, or after it, would lose the message.
+    # Only this part of `_unpack` may be interrupted: an exception before or after its `try` would lose the message.
     return load(data)
 
 
@@ -450,21 +520,20 @@ def _figures(peers: Sequence[Peer]) -> dict[Peer, Statistics]:
     return {peer: peer.statistics() for peer in peers}
 
 
+def _ignore(peer: uuid.UUID, error: Exception) -> None:
+    """Stands for `failed` of `multicast`, where the user has none."""
+
+
 def _wake_none() -> None:
     """Wake no thread: this stands for `wake` until there is one."""
 
 
-def _checked_lane(lane: object) -> int:
+def _checked_lane(name: str, lane: object) -> int:
+    if lane is None:
+        return ANY_LANE
     if not isinstance(lane, int) or isinstance(lane, bool) or not 0 <= lane < LANES:
-        raise ValueError(f"put: lane {lane!r}; expected a whole number from 0 to {LANES - 1}, or None for any")
+        raise ValueError(f"{name}: lane {lane!r}; expected a whole number from 0 to {LANES - 1}, or None for any")
     return lane
-
-
-def check_timeout(name: str, timeout: float | None) -> None:
-    """Raise TypeError for what is no number of seconds."""
-    if timeout is None or (isinstance(timeout, (int, float)) and timeout >= -math.inf):  # which NaN is not
-        return
-    raise TypeError(f"{name}: timeout={timeout!r}; expected seconds, or None to wait as long as it takes")
 
 
 def _check_ids(name: str, peers: tuple[uuid.UUID, ...]) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from netq.core import Communicator, check_timeout
+from netq.core import Communicator
 from netq.io.condition import deadline_of
 from netq.runtime.inbox import Waiter
-from netq.validate import expect
+from netq.validate import check_timeout, expect
 
 
 def poll(communicators: Iterable[Communicator], timeout: float | None = None) -> list[Communicator]:
@@ -37,23 +37,23 @@ def poll(communicators: Iterable[Communicator], timeout: float | None = None) ->
     found: list[Communicator] = []
 
     def look() -> bool:
-        found[:] = [one for one, waiter in zip(watched, waiters, strict=True) if one.inbox.is_ready(waiter)]
+        found[:] = [one for one, waiter in zip(watched, waiters, strict=True) if one._inbox.is_ready(waiter)]
         return bool(found)
 
     def subscribe(wake: Callable[[], object]) -> None:
         for communicator, waiter in zip(watched, waiters, strict=True):
             waiter.wake = wake
-            communicator.inbox.enter(waiter)
+            communicator._inbox.enter(waiter)
             communicator._baton.stop_polling()  # perhaps this thread was the one that did
 
     def leave() -> None:
         for communicator, waiter in zip(watched, waiters, strict=True):
-            communicator.inbox.leave(waiter)
+            communicator._inbox.leave(waiter)
 
     try:
         watched[0]._baton.wait(look, deadline, subscribe, leave, "poll")
     except BaseException as error:
         for communicator in watched:
-            communicator.check_step(error)
+            communicator._check_step(error)
         raise
     return found

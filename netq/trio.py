@@ -12,22 +12,19 @@ runs in a thread, which ends before the call does.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import threading
 import uuid
 from collections.abc import Callable, Generator
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import netq
 from netq.core import Message
-from netq.errors import Closed
+from netq.fronts import Front
 from netq.log import log
-from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose
+from netq.options import CommunicatorOptions, Protocol, Purpose
 from netq.runtime.inbox import Waiter
-from netq.runtime.statistics import Statistics
 
 try:
     import trio
@@ -120,7 +117,7 @@ class Delivery:
             self.delivery.add_done_callback(lambda _: _soon(self._token, self._done.set))
 
 
-class Communicator:
+class Communicator(Front):
     """Moves Python objects between one server and many clients, in the trio.run that it was made in.
 
     An asynchronous context manager, and an iterator over the messages. Event functions are called in trio's thread, in
@@ -130,26 +127,12 @@ class Communicator:
 
     def __init__(self, protocol: Protocol | str, purpose: Purpose | str, options: CommunicatorOptions | None) -> None:
         self._token = _current_run("new")
-        self.options = options = CommunicatorOptions() if options is None else options
-        if isinstance(options, CommunicatorOptions):  # otherwise netq.new raises the error
-            events = EventOptions(ini=self._in_trio(options.events.ini), fin=self._in_trio(options.events.fin))
-            options = dataclasses.replace(options, events=events)
-        self._core = netq.new(protocol, purpose, options)
+        super().__init__(protocol, purpose, options)
 
-    @property
-    def id(self) -> uuid.UUID:
-        """This communicator's id, by which its peers know it."""
-        return self._core.id
-
-    @property
-    def netloc(self) -> NetworkLocation:
-        """Where a server listens, or a client connects; with the port that the system chose for port 0."""
-        return self._core.netloc
-
-    def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0) -> Delivery:
+    def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0, bounded: bool = True) -> Delivery:
         """Send `data`, as netq.Communicator.put does. Never waits; await the result to know that it has arrived."""
-        _check_run(self._token, "put")
-        return Delivery(self._core.put(data, *peers, lane=lane), self._token)
+        self._check_here("put")
+        return Delivery(self._core.put(data, *peers, lane=lane, bounded=bounded), self._token)
 
     @enable_ki_protection  # Ctrl-C raises KeyboardInterrupt in an `await`, as a cancellation does, and nowhere else
     async def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
@@ -158,15 +141,15 @@ class Communicator:
         Takes `into`, and raises TimeoutError, Closed, Unreadable and BufferMismatch, as netq.Communicator.get does. If
         it is cancelled, at any moment, it has taken no message, and `into` is unchanged. Always a checkpoint.
         """
-        _check_run(self._token, "get")
-        self._core.check_get(peers, timeout)
-        load = None if into is None else self._core.loader(into)
+        self._check_here("get")
+        self._core._check_get(peers, timeout)
+        load = None if into is None else self._core._loader(into)
         deadline = math.inf if timeout is None else trio.current_time() + timeout
         waiter = Waiter(peers, lambda: None)
         woken = trio.Event()
         waiter.wake = functools.partial(_soon, self._token, woken.set)
         try:
-            self._core.inbox.enter(waiter)
+            self._core._inbox.enter(waiter)
             # A cancellation is raised in these two lines and nowhere else. Nothing is taken before, and after them
             # there is no `await`: so a cancelled `get` has a reservation at most, which `leave` gives back.
             with trio.CancelScope(deadline=deadline):
@@ -175,57 +158,29 @@ class Communicator:
                 raise TimeoutError(f"no message within {timeout:g} s")
             if not woken.is_set():  # the message came in time, and trio has yet to call the events before it
                 await woken.wait()
-            item = self._core.inbox.accept(waiter)
+            item = self._core._inbox.accept(waiter)
         except BaseException:
-            self._core.inbox.leave(waiter)
+            self._core._inbox.leave(waiter)
             raise
-        return self._core.unpack(item, load)
+        return self._core._unpack(item, load)
 
-    def __aiter__(self) -> Self:
-        return self
+    def _check_here(self, name: str) -> None:
+        _check_run(self._token, name)
 
-    async def __anext__(self) -> Message:
-        """Return the next message; end when nothing can come any more.
+    def _wrapped(self, function: Callable[..., object]) -> Callable[..., object]:
+        return functools.partial(_soon, self._token, _run_event, function)
 
-        Raises Unreadable for a message that cannot be loaded, because the user decides whether to skip it: a new
-        `async for` goes on with the next one.
-        """
-        try:
-            return await self.get()
-        except Closed:
-            raise StopAsyncIteration from None
-
-    async def close(self, timeout: float | None = None) -> int:
-        """Deliver what has been put, say goodbye, and end; return the number of messages not delivered.
-
-        Like netq.Communicator.close. If it is cancelled, also before it begins, it ends everything at once, as
-        `close(timeout=0)` does, and then raises. After the trio.run that this was made in, another one may close it.
-        """
+    def _prepare_close(self) -> None:
         if _soon(self._token, lambda: None):  # it has not ended
-            _check_run(self._token, "close")
-        return await _in_thread(self._core.close, timeout, hasten=functools.partial(self._core.close, 0))
+            self._check_here("close")
 
-    async def statistics(self) -> dict[uuid.UUID, Statistics]:
-        """Return the figures of each peer that has a session."""
-        _check_run(self._token, "statistics")
-        return await _in_thread(self._core.statistics)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close(timeout=None if error is None else self.options.connection.linger)
-
-    def _in_trio(self, event: Callable[[uuid.UUID], object] | None) -> Callable[[uuid.UUID], object] | None:
-        """Wrap an event function so that it runs in trio's thread."""
-        return None if event is None else functools.partial(_soon, self._token, _run_event, event)
+    async def _aside(self, function: Callable[..., _T], *args: Any, hasten: Callable[[], object] | None = None) -> _T:
+        return await _in_thread(function, *args, hasten=hasten)
 
 
-def _run_event(event: Callable[[uuid.UUID], object], peer: uuid.UUID) -> None:
+def _run_event(function: Callable[..., object], peer: uuid.UUID, *args: Any) -> None:
     try:
-        event(peer)
+        function(peer, *args)
     except BaseException:  # trio would end with it
         log.exception("an event function failed for %s", peer)
 

@@ -1,7 +1,8 @@
 """Checks of single values. A bool is not a number here, and NaN lies in no range.
 
-`is_…` returns whether a value is valid, for callers with an error text of their own. All others raise InvalidOption
-with the text "name: value; expected …". Pure; contains no names of options.
+`is_…` returns whether a value is valid, for callers with an error text of their own. `check_…` raises the error that
+its docstring names. All others raise InvalidOption with the text "name: value; expected …". Pure; contains no names of
+options.
 """
 
 from __future__ import annotations
@@ -54,3 +55,19 @@ def whole(name: str, value: int, least: int, most: float = math.inf) -> int:
 def seconds(name: str, value: object, least: float, most: float = math.inf) -> None:
     """Raise InvalidOption unless the value is a number from `least` to `most`."""
     expect(is_number(value, least, most), name, value, f"seconds, from {least:g} to {most:g}")
+
+
+def check_timeout(name: str, timeout: float | None) -> None:
+    """Raise TypeError for a timeout that is no number of seconds, nor None."""
+    if timeout is None or (isinstance(timeout, (int, float)) and timeout >= -math.inf):  # which NaN is not
+        return
+    raise TypeError(f"{name}: timeout={timeout!r}; expected seconds, or None to wait as long as it takes")
+
+
+def check_not_forked(name: str, forked: bool) -> None:
+    """Raise RuntimeError in a fork of the process that has made what is used: `forked` says whether this is one."""
+    if forked:
+        raise RuntimeError(
+            f"{name}: this process is a fork of the one that made this communicator, and has neither its threads "
+            "nor its connections; make a new one after the fork, with an id of its own"
+        )

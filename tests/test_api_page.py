@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import netq
+from netq.testing import loopback
 from netq.testing.proxy import Proxy
 from tests.pages import Page
 
@@ -43,15 +44,9 @@ def test_every_error_that_a_user_may_meet_is_named() -> None:
 
 
 def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
-    names = set(re.findall(r"^\| `(put|get|close|request_close|statistics)\(", PAGE, re.MULTILINE)) | {
-        "id",
-        "netloc",
-        "options",
-    }
-    public = {name for name in dir(netq.Communicator) if not name.startswith("_")} | {"options"}
-    for_fronts = {"unpack", "check_get", "check_step", "loader"}
-    for_servers = {"spread", "put_unbounded", "expel", "set_aside", "let_go_on", "is_short"}
-    assert names == public - for_fronts - for_servers
+    names = {name for row in API.rows("of a communicator", "") for name in re.findall(r"`(\w+)[(`]", row[0])}
+    with loopback.Client(netq.CommunicatorOptions()) as communicator:
+        assert names == {name for name in dir(communicator) if not name.startswith("_")}
 
 
 def test_statistics_row_lists_all_fields() -> None:

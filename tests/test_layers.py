@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import netq
+
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
     ["netq.errors", "netq.text", "netq.version", "netq.buffers"],
-    ["netq.io", "netq.io.interrupts"],
+    ["netq.io", "netq.io.interrupts", "netq.io.locks"],
     ["netq.io.condition"],
     ["netq.log"],
     ["netq.validate"],
@@ -49,13 +52,14 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.runtime.reconnect", "netq.runtime.stalls"],
     ["netq.runtime.endpoint"],
     ["netq.core"],
-    ["netq.polling"],
+    ["netq.polling", "netq.promise"],
     ["netq.shm.ring", "netq.mqtt.packet", "netq.mqtt.congestion", "netq.mqtt.topic"],
     ["netq.mqtt.window"],
     ["netq.mqtt.multicast.group", "netq.mqtt.multicast.reorder"],
     ["netq.mqtt.multicast.groups"],
     ["netq.tcp*", "netq.mqtt*", "netq.grpc*", "netq.shm*"],
     ["netq"],
+    ["netq.fronts"],
     ["netq.aio", "netq.trio", "netq.exchange*", "netq.testing*", "netq.bench*"],
     ["netq.cli*"],
     ["netq.__main__"],
@@ -143,6 +147,23 @@ THIRD_PARTY = {  # by module or folder; netq else has the standard library only
     "netq.trio": {"trio", "outcome"},
 }
 
+# netq/exchange stands on the public API: `netq` itself, and these modules.
+EXCHANGE_USES = {
+    "netq.errors",
+    "netq.options",
+    "netq.utils.serializer",
+    "netq.utils.stream",
+    # Small utilities, which know nothing of communicators.
+    "netq.buffers",
+    "netq.io.condition",
+    "netq.io.interrupts",
+    "netq.io.locks",
+    "netq.io.process_end",
+    "netq.log",
+    "netq.text",
+    "netq.validate",
+}
+
 
 def place(module: str) -> str | None:
     """The entry of the table that a module falls under: its own name before a folder's."""
@@ -195,6 +216,49 @@ def wrong(module: str, imported: str) -> str | None:
 @pytest.mark.slow
 def test_imports_go_down_only() -> None:
     assert violations(Path(__file__).parents[1]) == []
+
+
+def private_uses(text: str) -> list[str]:
+    """What a module of netq/exchange uses of netq besides the public API: modules and names, attributes of others."""
+    tree, used = ast.parse(text), list[str]()
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)} | {"_replace"}
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    own |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            module = str(node.module)
+            used += [f"netq.{each.name}" for each in node.names] if module == "netq" else [module]
+        elif isinstance(node, ast.Import):
+            used += [each.name for each in node.names]
+    used += [ast.unparse(node) for node in attributes if ast.unparse(node.value) == "netq"]
+    public = EXCHANGE_USES | {"netq"} | {f"netq.{name}" for name in netq.__all__}
+    wrong = [each for each in used if each.startswith("netq") and not each.startswith("netq.exchange")]
+    private = [node for node in attributes if re.match("_(?!_)", node.attr) and node.attr not in own]
+    return [each for each in wrong if each not in public] + [ast.unparse(node) for node in private]
+
+
+FILES = sorted(Path(__file__).parents[1].glob("netq/exchange/*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_exchange_stands_on_the_public_api(path: Path) -> None:
+    assert private_uses(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("from netq.core import Communicator", ["netq.core"]),
+        ("from netq import Communicator, errors, core", ["netq.core"]),
+        ("import netq\nnetq.new(netq.core.Message)", ["netq.core"]),
+        ("import netq.io.baton", ["netq.io.baton"]),
+        ("def f(self): self.queue._baton.defer(f)", ["self.queue._baton"]),
+        ("from netq.log import log\ndef f(self): self._own = self._own._replace()", []),
+    ],
+)
+def test_private_use_of_netq_in_the_exchange_is_found(text: str, found: list[str]) -> None:
+    assert private_uses(text) == found
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class MemberSession:
     wants_final: bool = False  # it wants the last model
     is_leaving: bool = False  # it has said that it leaves
     is_told: bool = False  # the server has told it that the federation is over
-    is_held: bool = False  # its message was set aside, and waits for its admission
+    is_held: bool = False  # its message was paused, and waits for its admission
     is_wrong: bool = False  # it had begun to send more than it may
 
 

@@ -326,7 +326,7 @@ class Members:
         if now < self._next_check:
             return
         self._next_check = now + _CHECK
-        if not (self._admission.waiting or self.queue.is_short):
+        if not (self._admission.waiting or self.queue.memory_is_full):
             self._admission.slow({}, now)
             return
         known = self.queue.statistics()
@@ -362,13 +362,13 @@ class Members:
             log.info("%s: sends slowly, and others wait: they go first", member.id)
             member.session.is_held = True
             reason = "others go first, because they send faster; this message goes on after them"
-            self.queue.set_aside(member.id, reason)
+            self.queue.pause(member.id, reason)
         elif member.task is None:  # it has never used its permit for an older task
             self._admission.leave(member)
 
     def _let_go_on(self, member: Member) -> None:
         member.session.is_held = False
-        self.queue.let_go_on(member.id)
+        self.queue.resume(member.id)
 
     def _receive(self, peer: uuid.UUID, message: Message) -> bool:
         """Handle a message. Return whether a task or a session calls for it. The dispatcher calls this from `take`."""
@@ -440,7 +440,7 @@ class Members:
             if member.session.is_held:
                 self._let_go_on(member)
             if member.task is None or member.place is None or member.state is not MemberState.OFFERED:
-                continue  # what was set aside goes on
+                continue  # what was paused goes on
             member.on(MemberEvent.PERMIT)
             for owed in member.owed:
                 if owed.job == member.task.job:

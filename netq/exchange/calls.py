@@ -1,4 +1,7 @@
-"""Services and the calls that they have not answered yet; a message to a client is a call of that client. Pure."""
+"""The services of an exchange, and the calls that they have not answered. Pure.
+
+A message to a client is a call, too: the client answers when it has the message. Its service is "".
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from netq.exchange.held import Held
+from netq.exchange.envelope import Refusal, Rejected
+from netq.exchange.quota import Quota
 
 _ALL = 100  # times `most`: calls that may be open in all, services included
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """An open call. service: "" for a message to a client. is_awaited: whether its caller is still here."""
+    """An open call. `is_awaited`: whether its caller is still here."""
 
     number: int
     service: str
@@ -29,20 +33,19 @@ class Call:
 class Calls:
     """All services of an exchange, and the open calls.
 
-    most: calls that may be open at one client, besides those that a service of it takes. In all _ALL times as many may
-        be open.
+    most: messages to one client that may be open. In all, _ALL times as many calls and messages may be open.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._numbers = itertools.count(secrets.randbits(62))  # answers to an earlier exchange must not fit
-        self._services: dict[str, OrderedDict[uuid.UUID, int]] = {}  # and how many calls each client takes at once
-        self._offers: dict[uuid.UUID, dict[str, str]] = {}  # by client: its services, and their names as one object
-        self.offers = 0  # services of all clients, one that several offer as often
-        self._open = Held[Call](_ALL * most, 1, "open calls", (f"{_ALL} × calls", ""))
+        self._services: dict[str, OrderedDict[uuid.UUID, int]] = {}  # by name: how many calls each client takes at once
+        self._offers: dict[uuid.UUID, dict[str, str]] = {}  # the services of each client; calls share these strings
+        self.offers = 0  # services of all clients; one that several offer counts for each
+        self._open = Quota[Call](_ALL * most, 1, "open calls", (f"{_ALL} × calls", ""))
         self._at: dict[uuid.UUID, set[int]] = {}  # open calls by the client that is to answer
         self._load: dict[tuple[str, uuid.UUID], int] = {}  # open calls by service and client
-        self._away: set[uuid.UUID] = set()
+        self._away: set[uuid.UUID] = set()  # clients that may come back, and get no calls until then
 
     def serve(self, service: str, client: uuid.UUID, most: int) -> None:
         """Let a client answer calls of a service, `most` at once; with 0, no more."""
@@ -60,27 +63,26 @@ class Calls:
         if not offers:
             del self._offers[client]
 
-    def call(self, service: str, caller: uuid.UUID, request: int) -> Call | str:
-        """Open a call at the client whose turn it is. Return it, or why there is none; see `make_room`."""
+    def call(self, service: str, caller: uuid.UUID, request: int) -> Call:
+        """Open a call at the client whose turn it is. First, `make_room`. Raises Rejected."""
         clients = self._services.get(service, OrderedDict())
         present = [client for client in clients if client not in self._away]
         if not present:
-            return "no client offers this service"
+            raise Rejected(Refusal.ABSENT, "no client offers this service")
         for client in present:
             if self._load.get((service, client), 0) < clients[client]:
                 clients.move_to_end(client)
                 return self._begin(self._offers[client][service], caller, request, client)
-        return ""
+        raise _too_many()
 
-    def make_room(self, caller: uuid.UUID) -> tuple[str, list[Call]]:
-        """Find room for a call. Return why there is none, and calls that were closed for it."""
-        full, lost = self._open.make_room(caller, 0)
-        return full, [self._close(call) for call in lost]
+    def make_room(self, caller: uuid.UUID) -> list[Call]:
+        """Make room for a call. Return the calls that were closed for it. Raises Rejected."""
+        return [self._close(call) for call in self._open.make_room(caller, 0)]
 
-    def send(self, client: uuid.UUID, caller: uuid.UUID, request: int) -> Call | str:
-        """Open a call for a message to a client. Return it, or "" if too many are open."""
+    def send(self, client: uuid.UUID, caller: uuid.UUID, request: int) -> Call:
+        """Open a call for a message to a client. First, `make_room`. Raises Rejected."""
         if self._load.get(("", client), 0) >= self._most:
-            return ""
+            raise _too_many()
         return self._begin("", caller, request, client)
 
     def finish(self, number: int, server: uuid.UUID) -> Call | None:
@@ -91,7 +93,7 @@ class Calls:
     def leave(self, client: uuid.UUID, *, returns: bool) -> list[Call]:
         """Close the calls that a client cannot answer any more, and return them.
 
-        returns: whether it may come back; then its services stay, and get no calls until it has.
+        returns: whether it may come back. Then its services stay, but get no calls until `come_back`.
         """
         calls = [self._close(call) for number in sorted(self._at.get(client, ())) if (call := self._open.get(number))]
         if returns:
@@ -103,17 +105,17 @@ class Calls:
         return calls
 
     def caller_leaves(self, client: uuid.UUID, now: float) -> None:
-        """Note that a caller has gone, and gets no answer. The services still work on its calls."""
+        """Note that a caller has gone, and gets no answers. Its calls stay open, because services work on them."""
         for call in self._open.leave(client, now):
             call.is_awaited = False
 
     def expire(self, before: float) -> None:
-        """Close the calls of clients that went before a time."""
+        """Close the calls of callers that have gone before a time."""
         for call in self._open.expired(before):
             self._close(call)
 
     def come_back(self, client: uuid.UUID) -> None:
-        """Give calls again to a client that may come back, and has."""
+        """Note that a client has come back, and gets calls again."""
         self._away.discard(client)
 
     def services(self) -> dict[str, int]:
@@ -141,3 +143,7 @@ class Calls:
         if not self._load[key]:
             del self._load[key]
         return call
+
+
+def _too_many() -> Rejected:
+    return Rejected(Refusal.FULL, "too many calls are open there")

@@ -30,9 +30,9 @@ _ZEROS = bytes(ALIGNMENT)
 
 
 class EnvelopeKind(enum.IntEnum):
-    """What a message is. From the client, to the client, and both."""
+    """The kind of a message."""
 
-    # From the client. Each has a number, with which the exchange answers: DONE or REFUSED.
+    # Requests of a client. Each has a number, which the answer has, too: DONE or REFUSED.
     PUBLISH = 1  # name: the topic
     SUBSCRIBE = 2  # name: the filter
     UNSUBSCRIBE = 3
@@ -40,19 +40,19 @@ class EnvelopeKind(enum.IntEnum):
     WORK = 5  # name: the queue; detail: how many jobs this client may have at once; 0: no more
     CALL = 6  # name: the service, or peer: the client. Answered by REPLY or REFUSED
     SERVE = 7  # name: the service; detail: how many calls this client takes at once; 0: no more
-    RETURN = 8  # number: of the job, which goes to another worker
+    RETURN = 8  # number: of the job, which goes to another worker. Not answered
     # To the client.
     PUBLICATION = 16  # name: the topic; peer: who published it
     JOB = 17  # name: the queue; peer: who pushed it; number: of the job; detail: how often it was given before
     REQUEST = 18  # name: the service, "" for a message to this client; peer: who calls; number: of the call
-    # Answers, both ways. number: what they answer
+    # Answers, both ways. number: of the request, the job or the call
     DONE = 32  # with code 1: all publications up to this number
     REPLY = 33  # data: the reply
     REFUSED = 34  # code: see Refusal; data: the reason as UTF-8
 
 
 class Refusal(enum.IntEnum):
-    """Why something is refused."""
+    """Why a request is refused."""
 
     WRONG = 1
     NOT_PERMITTED = 2
@@ -61,11 +61,19 @@ class Refusal(enum.IntEnum):
     FAILED = 5  # the worker or the service has raised an exception
 
 
+class Rejected(Exception):
+    """A request cannot be done. The text says why; `code` is for the REFUSED that answers it."""
+
+    def __init__(self, code: Refusal, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
 UP_TO = 1  # code of DONE
 
 
 class Envelope(NamedTuple):
-    """A message."""
+    """A message: its head, and the user's data."""
 
     kind: EnvelopeKind
     number: int = 0
@@ -87,7 +95,7 @@ class Envelope(NamedTuple):
 
     @classmethod
     def parse(cls, message: Stream | bytes) -> Envelope:
-        """Return the message of some bytes; its data is a view. Raises Unreadable."""
+        """Parse the bytes of a message; its data is a view of them. Raises Unreadable."""
         data: memoryview | bytes
         if type(message) is bytes:
             data = message

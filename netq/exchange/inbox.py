@@ -1,4 +1,7 @@
-"""Publications and messages of other clients that wait for `Client.get`: bounded in number and in bytes."""
+"""The publications and messages that wait for `Client.get`: bounded in number and in bytes.
+
+The client's thread adds them, and any thread takes them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from netq.errors import Closed
-from netq.exchange.envelope import Envelope, EnvelopeKind
+from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal, Rejected
 from netq.io.condition import Condition, deadline_of
 
 
@@ -29,7 +32,7 @@ class Inbox:
         self.dropped = 0  # publications
 
     def add_publications(self, publications: Iterable[Envelope]) -> None:
-        """Add publications. Drop the oldest for those that do not fit, or them, if a message is the oldest."""
+        """Add publications. For one that does not fit, drop the oldest ones; or itself, if the oldest is a message."""
         with self._lock:
             for envelope in publications:
                 size = 0 if envelope.data is None else envelope.data.nbytes  # in place: this is for each publication
@@ -41,19 +44,17 @@ class Inbox:
                     self._size += size
         self._changed.notify()
 
-    def add_message(self, envelope: Envelope) -> str:
-        """Add a message. Return why it does not fit, or ""."""
+    def add_message(self, envelope: Envelope) -> None:
+        """Add a message. Raises Rejected if it does not fit."""
         with self._lock:
             size = _size(envelope)
-            full = self._why_full(size)
-            if not full:
-                self._waiting.append(envelope)
-                self._size += size
+            self._check_room(size)
+            self._waiting.append(envelope)
+            self._size += size
         self._changed.notify()
-        return full
 
     def get(self, timeout: float | None) -> Envelope:
-        """Wait for the next, and return it. Raises TimeoutError; Closed when it has ended and is empty."""
+        """Wait for the next envelope. Raises TimeoutError, and Closed when the inbox has ended and is empty."""
         deadline = 0.0
         while True:
             with self._lock:
@@ -72,16 +73,19 @@ class Inbox:
         self._closed = error
         self._changed.notify()
 
-    def _why_full(self, size: int) -> str:
+    def _is_full(self, size: int) -> bool:
+        """Return whether there is no room for `size` bytes. One envelope always has room."""
+        return len(self._waiting) >= self._most or (self._size + size > self._memory and bool(self._waiting))
+
+    def _check_room(self, size: int) -> None:
         if len(self._waiting) >= self._most:
-            return f"its inbox has {self._most} messages"
-        if self._size + size > self._memory and self._waiting:
-            return f"its inbox has {self._size} of {self._memory} bytes (inbox_memory)"
-        return ""
+            raise Rejected(Refusal.FULL, f"its inbox has {self._most} messages")
+        if self._is_full(size):
+            raise Rejected(Refusal.FULL, f"its inbox has {self._size} of {self._memory} bytes (inbox_memory)")
 
     def _make_room(self, size: int) -> bool:
         """Drop the oldest publications until there is room; return whether there is."""
-        while self._why_full(size):
+        while self._is_full(size):
             if self._waiting[0].kind is not EnvelopeKind.PUBLICATION:
                 return False
             self._size -= _size(self._waiting.popleft())

@@ -1,10 +1,11 @@
-"""Work queues: each job is given to one worker, and to another one if that ends before it is done. Pure.
+"""The work queues of an exchange. Pure.
 
-push ─► waiting ─► given to a worker ─► done or failed: the producer is told
-           ▲              │
-           └──────────────┘ the worker has ended
+    push ──► waiting ──► given to a worker ──► done or failed: the producer gets the answer
+                ▲               │
+                └───────────────┘ the worker has ended
 
-A producer that has gone is told nothing, and its jobs wait for a worker for some time only.
+Each job is given to one worker. If that ends before the job is done, another worker gets it. The jobs of a producer
+that has gone are kept for some time, and no one gets their answers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from netq.exchange.held import Held
+from netq.exchange.quota import Quota
 from netq.utils.stream import Stream
 
 
@@ -25,9 +26,9 @@ from netq.utils.stream import Stream
 class Job:
     """A job.
 
-    tries:  how many workers have got it, and have ended before it was done.
+    tries:      how many workers have got it, and have ended before it was done.
     is_awaited: whether its producer is still here.
-    recall: takes it back from its worker; returns whether that has not got it, and will not.
+    recall:     takes it back on its way to the worker; returns False if the worker may have got it.
     """
 
     number: int
@@ -44,8 +45,8 @@ class Job:
 class Counts(NamedTuple):
     """The figures of a queue."""
 
-    waiting: int  # jobs that no worker has
-    given: int  # jobs that a worker has, and has not done
+    waiting: int  # jobs that were not given to a worker
+    given: int  # jobs that were given to a worker, and are not done
     workers: int  # that are connected
 
 
@@ -66,29 +67,28 @@ class _Queue:
 
 
 class Jobs:
-    """All work queues of an exchange. Methods that return jobs return those that are to be sent to their workers.
+    """All work queues of an exchange. Methods that give jobs to workers return these jobs: the caller sends them.
 
     most, memory: jobs, and bytes of their data and their queue's name, that may wait or be worked on.
-    tries:        workers that may end with a job; then it has failed.
+    tries:        workers that may end with a job before it fails.
     """
 
     def __init__(self, most: int, memory: int, tries: int) -> None:
         self._tries = tries
         self._numbers = itertools.count(secrets.randbits(62))  # answers to an earlier exchange must not fit
         self._queues: dict[str, _Queue] = {}
-        self._works: dict[uuid.UUID, dict[str, None]] = {}  # by client: the queues that have it as a worker
+        self._works: dict[uuid.UUID, dict[str, None]] = {}  # the queues that each client works for
         self.workers = 0  # of all queues
-        # All that are not done, and the producers that hold them.
-        self._jobs = Held[Job](most, memory, "jobs", ("jobs", "job_memory"))
-        self.repeated = 0  # times that a job was taken from a worker that had got it, and has ended
+        self._jobs = Quota[Job](most, memory, "jobs", ("jobs", "job_memory"))
+        self.repeated = 0  # jobs that were waiting again, because the worker that had got them has ended
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def make_room(self, queue: str, producer: uuid.UUID, size: int) -> tuple[str, list[Job], list[Job]]:
-        """Find room for a job with `size` bytes. Return why there is none, jobs that were dropped, and jobs to send."""
-        full, lost = self._jobs.make_room(producer, size + len(queue))
-        return full, lost, self._drop(lost)
+    def make_room(self, queue: str, producer: uuid.UUID, size: int) -> tuple[list[Job], list[Job]]:
+        """Make room for a job of `size` bytes. Return the jobs that were dropped, and jobs to send. Raises Rejected."""
+        lost = self._jobs.make_room(producer, size + len(queue))
+        return lost, self._drop(lost)
 
     def push(self, queue: str, producer: uuid.UUID, request: int, data: Stream) -> list[Job]:
         """Add a job."""
@@ -109,9 +109,9 @@ class Jobs:
         return self._give(name)
 
     def finish(self, number: int, client: uuid.UUID) -> tuple[Job | None, list[Job]]:
-        """Remove a job that a worker has done, or that it has failed to do. Return it, and those to be sent.
+        """Remove a job that a worker has done, or failed to do. Return it, and the jobs to send.
 
-        None: the job is not this worker's any more: another one has it, or has done it.
+        Return None for a job that is not this worker's any more: another one has it, or has done it.
         """
         job = self._jobs.get(number)
         if job is None or job.worker != client:
@@ -124,7 +124,7 @@ class Jobs:
         return job, self._give(job.queue)
 
     def give_back(self, number: int, client: uuid.UUID) -> list[Job]:
-        """Let another worker do a job; this one does not count as ended."""
+        """Give a job of this worker to another one. That does not count as a try."""
         job = self._jobs.get(number)
         if job is None or job.worker != client:
             return []
@@ -137,9 +137,9 @@ class Jobs:
         return self._give(job.queue)
 
     def leave(self, client: uuid.UUID, *, returns: bool) -> tuple[list[Job], list[Job]]:
-        """Take all jobs from a worker that has ended. Return those that have failed by it, and those to be sent.
+        """Take all jobs from a worker that has ended. Return those that have failed, and those to send.
 
-        returns: whether it may come back, and work again.
+        returns: whether it may come back. Then it stays a worker, but gets no jobs until `come_back`.
         """
         failed, given = [], []
         for name in list(self._works.get(client, ())):
@@ -163,17 +163,17 @@ class Jobs:
         return failed, given
 
     def producer_leaves(self, client: uuid.UUID, now: float) -> None:
-        """Note that a producer has gone, and is told nothing more."""
+        """Note that a producer has gone, and gets no answers."""
         for job in self._jobs.leave(client, now):
             job.is_awaited = False
 
     def expire(self, before: float) -> tuple[int, list[Job]]:
-        """Drop the jobs of producers that went before a time. Return how many these are, and jobs to send."""
+        """Drop the jobs of producers that have gone before a time. Return their number, and the jobs to send."""
         lost = self._jobs.expired(before)
         return len(lost), self._drop(lost)
 
     def come_back(self, client: uuid.UUID) -> list[Job]:
-        """Give jobs again to a worker that may come back, and has."""
+        """Note that a worker has come back, and gets jobs again."""
         given = []
         for name in list(self._works.get(client, ())):
             given += self.work(name, client, self._queues[name].workers[client].ahead)
@@ -211,7 +211,7 @@ class Jobs:
         return given
 
     def _drop(self, jobs: Iterable[Job]) -> list[Job]:
-        """Remove jobs, also from their workers. Return those to be sent."""
+        """Remove jobs, also those that workers have. Return the jobs to send."""
         names = dict[str, None]()
         for job in jobs:
             self._jobs.remove(job.number)
@@ -225,7 +225,7 @@ class Jobs:
         return [job for name in names for job in self._give(name)]
 
     def _note_room(self, name: str, client: uuid.UUID, worker: _Worker) -> None:
-        """Note whether a worker has room. Forget one that wants no jobs and has none."""
+        """Note whether a worker has room. Forget a worker that has ended its work, and has no jobs."""
         queue = self._queues[name]
         if worker.is_here and len(worker.jobs) < worker.ahead:
             queue.free.setdefault(client, worker)

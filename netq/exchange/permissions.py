@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from netq.exchange.topics import covers, why_wrong
+from netq.exchange.envelope import Refusal, Rejected
+from netq.exchange.topics import check_name, covers
 from netq.validate import expect
 
 ANY_CLIENT = "*"
@@ -40,10 +41,10 @@ class Permission:
                 object.__setattr__(self, each.name, tuple([_id(name, value) for value in values]))
             else:
                 for value in values:
-                    expect(not why_wrong(value, is_filter=True), name, value, 'a filter, as in "plant/+/temperature"')
+                    _check_filter(name, value)
 
     def allows(self, client: uuid.UUID, action: str, name: str) -> bool:
-        """Return whether a client may do this with a name: for "send", an id as text; for "subscribe", a filter."""
+        """Return whether a client may do this with a name: for "subscribe", a filter; for "send", an id as text."""
         if client not in self.clients and ANY_CLIENT not in self.clients:
             return False
         if action == "send":
@@ -59,9 +60,17 @@ class Permissions:
         for each in self._permissions or ():
             expect(isinstance(each, Permission), "Exchange.permissions", each, "a list of netq.exchange.Permission")
 
-    def allow(self, client: uuid.UUID, action: str, name: str) -> bool:
-        """Return whether any of them allows it."""
-        return self._permissions is None or any(each.allows(client, action, name) for each in self._permissions)
+    def check(self, client: uuid.UUID, action: str, name: str) -> None:
+        """Raise Rejected unless one of them allows it."""
+        if self._permissions is not None and not any(each.allows(client, action, name) for each in self._permissions):
+            raise Rejected(Refusal.NOT_PERMITTED, f"not permitted to {client}")
+
+
+def _check_filter(name: str, value: str) -> None:
+    try:
+        check_name(value, is_filter=True)
+    except Rejected:
+        expect(False, name, value, 'a filter, as in "plant/+/temperature"')
 
 
 def _id(name: str, value: object) -> str | uuid.UUID:

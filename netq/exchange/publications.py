@@ -1,6 +1,6 @@
-"""Publications on their way to subscribers, and their acknowledgement to publishers.
+"""Sends publications to subscribers, and acknowledges them to publishers.
 
-One thread uses it, but for what threads of netq count: copies for which a subscriber has no room.
+One thread uses it. Threads of netq count the copies for which a subscriber has no room.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from netq.core import Communicator
+from netq import Communicator
 from netq.errors import Closed, MessageTooLarge
 from netq.exchange.envelope import UP_TO, Envelope, EnvelopeKind
 from netq.exchange.outbox import Outbox
@@ -27,7 +27,7 @@ class Publications:
         self._outbox = outbox
         self.count = 0  # publications that came
         self.copies = 0  # that went to subscribers
-        self._unacknowledged: dict[uuid.UUID, int] = {}  # by client: its last publication, if that is to be answered
+        self._unacknowledged: dict[uuid.UUID, int] = {}  # by publisher: the number of its last publication
         self._due = 0.0  # time.monotonic() of the next acknowledgement
         # Written by threads of netq.
         self._lock = threading.Lock()  # guards both
@@ -46,22 +46,22 @@ class Publications:
         if subscribers:
             self.copies += len(subscribers)
             copy = Envelope(EnvelopeKind.PUBLICATION, 0, envelope.name, client, data=envelope.data)
-            self._queue.spread(copy, subscribers, self._not_sent)
+            self._queue.multicast(copy, subscribers, failed=self._not_sent)
 
     def acknowledge(self, now: float) -> None:
-        """Acknowledge, if that is due: all publications of a client with one message."""
+        """Acknowledge the publications that have come, if _SOON is over."""
         if self._unacknowledged and now >= self._due:
             self.acknowledge_now()
 
     def acknowledge_now(self) -> None:
-        """Acknowledge what has come: there is nothing else to do."""
+        """Acknowledge the publications that have come: those of a client with one message."""
         while self._unacknowledged:
             client, number = self._unacknowledged.popitem()
             self._outbox.send(client, Envelope(EnvelopeKind.DONE, number, code=UP_TO))
         self._due = time.monotonic() + _SOON
 
     def leave(self, client: uuid.UUID) -> None:
-        """Forget a client whose session is over."""
+        """Forget a client, whose session is over."""
         self._unacknowledged.pop(client, None)
         with self._lock:
             self._too_large.discard(client)

@@ -1,12 +1,12 @@
 """The exchange: the server through which clients publish and subscribe, share work, call services and send messages.
 
-    client ── put ──► Exchange._handle ──► Subscriptions, Jobs, Calls (which say who gets what) ── Outbox ──► clients
+    client ── put ──► Exchange._handle ──► Subscriptions, Jobs, Calls: who gets it? ──► Publications, Outbox ──► clients
 
-Owns a server's communicator, and one thread, which reads its messages and alone uses what is in the other modules of
-this package. The end of a session comes in the order of its messages (EventOptions.end): what a client has asked is
-handled before its end, and what its next session asks after it. Reads heads of messages only: data goes on as it came,
-without a copy. Nothing survives its end: clients connect again by themselves, and are told what was lost
-(netq/exchange/client.py).
+Owns a server's communicator, and one thread. The thread reads the messages, and no other thread uses the state in the
+other modules of this package. The end of a session comes in the order of its messages (EventOptions.end). So the
+exchange handles all requests of a session before its end, and those of the client's next session after it. It reads the
+heads of messages only, and passes the data on without a copy. It stores nothing: when it ends, clients connect again by
+themselves, and the futures of their requests fail (netq/exchange/client.py).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from types import TracebackType
 from typing import Self
 
 import netq
-from netq.core import check_timeout
+from netq import Delivery
 from netq.errors import Closed, InvalidOption, Unreadable
 from netq.exchange.calls import Call, Calls
-from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
+from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal, Rejected
 from netq.exchange.jobs import Counts, Job, Jobs
 from netq.exchange.outbox import Outbox, Unsent, size_of
 from netq.exchange.permissions import Permission, Permissions
 from netq.exchange.publications import Publications
-from netq.exchange.topics import Subscriptions, why_wrong
+from netq.exchange.topics import Subscriptions, check_name
 from netq.io.condition import bounded
 from netq.log import log
 from netq.log import thread as log_thread
@@ -42,23 +42,22 @@ from netq.options import (
     Purpose,
     SerializationOptions,
 )
-from netq.runtime.delivery import Delivery
 from netq.text import printable
 from netq.utils.stream import Stream
-from netq.validate import seconds, whole
+from netq.validate import check_not_forked, check_timeout, seconds, whole
 
-_TICK = 0.25  # seconds between looks at the connections of all clients, at least
-_LOOKING = 0.02  # of its time, which the exchange spends on these looks at most: with 16,000 clients one takes 50 ms
+_TICK = 0.25  # seconds between two checks of the connections of all clients, at least
+_CHECKING = 0.02  # the part of its time that the exchange spends on these checks: with 16,000 clients one takes 50 ms
 _COPIES = 100_000  # publications that may wait for one subscriber, unless the user has set queue_size
 _REASON = 1024  # bytes of the reason of a refusal that are passed on
-_NAMED = 250_000  # filters of all clients, and likewise queues and services
+_NAMED = 250_000  # filters of all clients; and as many queues, and services
 _NOUNS = {EnvelopeKind.SUBSCRIBE: "filters", EnvelopeKind.WORK: "queues", EnvelopeKind.SERVE: "services"}
-_ALWAYS = 16  # of each that a client may have, whatever others have
-_WORD = 60.0  # seconds between two lines in the log about jobs that were dropped, at least
+_ALWAYS = 16  # filters, queues and services that a client may have, however many others have
+_LOG_PERIOD = 60.0  # seconds between two lines in the log about jobs that were dropped, at least
 _TAKEN = "given up for a client that holds less; ask again when there is room"
 _ABSENT = "this client is not here"
 _LOG_TIME = 1.0  # seconds for which `close` waits for the log's handlers, which are the user's
-_END = Stream()  # stands for the end of a session
+_END = Stream()  # EventOptions.end: stands for the end of a session
 
 
 def _parse(data: Stream) -> Envelope | None:
@@ -126,20 +125,20 @@ class Exchange:
         self._grace = grace
         self._keep = keep
         self._names = names
-        self._lost = 0  # jobs that were dropped, and for which no client waits
-        self._next_word = 0.0  # time.monotonic() when the log may be told of them
+        self._lost = 0  # jobs that were dropped, whose producers have gone, since the last line in the log
+        self._next_line = 0.0  # time.monotonic() of the next line about them
         self._permissions = Permissions(permissions)
         self._subscriptions = Subscriptions()
         self._jobs = Jobs(jobs, job_memory, tries)
         self._calls = Calls(calls)
         self._away: set[uuid.UUID] = set()  # clients without a connection for longer than `grace`
-        self._warned: set[uuid.UUID] = set()  # clients that have sent what cannot be read
-        self._done = 0
-        self._next_look = 0.0  # of time.monotonic()
+        self._warned: set[uuid.UUID] = set()  # clients about whose messages the log has a warning, in this session
+        self._done = 0  # jobs
+        self._next_check = 0.0  # time.monotonic() of the next check of the connections
         self._queue = netq.new(protocol, Purpose.SERVER, _own_options(options))
         self._outbox = Outbox(self._queue, answers, self._queue.options.connection.queue_bytes, job_memory)
         self._publications = Publications(self._queue, self._outbox)
-        # Guards all of it: `statistics` reads in other threads, and in a signal handler on top of itself.
+        # Guards the state: `statistics` reads it in other threads. Reentrant for a signal handler on top of that.
         self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name="netq-exchange", daemon=True)
         log_thread.attach()  # so that no handler of the user runs in this one
@@ -173,7 +172,7 @@ class Exchange:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is closed; return whether it is."""
         check_timeout("wait", timeout)
-        self._queue._baton.check_not_forked("wait()")
+        check_not_forked("wait()", self._queue.forked)
         self._thread.join(bounded(timeout))
         return not self._thread.is_alive()
 
@@ -195,7 +194,7 @@ class Exchange:
 
     def _run(self) -> None:
         while True:
-            self._do_what_is_due(time.monotonic())
+            self._do_periodic_work(time.monotonic())
             try:
                 client, envelope = self._queue.get(timeout=0 if self._publications.to_acknowledge else _TICK)
             except TimeoutError:
@@ -203,28 +202,28 @@ class Exchange:
             except Unreadable as error:
                 self._warn(error.peer, f"a message cannot be read, and is dropped: {error}")
             except Closed:
-                self._tell_undone()
+                self._log_undone()
                 return
             else:
                 self._take(client, envelope)
 
-    def _tell_undone(self) -> None:
+    def _log_undone(self) -> None:
         if undone := len(self._jobs) + self._lost:
             log.warning("the exchange has closed, and its jobs that were not done are lost: %d", undone)
         log_thread.detach()
 
-    def _do_what_is_due(self, now: float) -> None:
+    def _do_periodic_work(self, now: float) -> None:
         for unsent in self._outbox.settle():
             with self._lock:
                 self._not_sent(unsent)
         self._publications.acknowledge(now)
-        if now >= self._next_look:
-            self._look_at_connections()
+        if now >= self._next_check:
+            self._check_connections()
             done = time.monotonic()
-            self._next_look = done + max(_TICK, (done - now) / _LOOKING)
+            self._next_check = done + max(_TICK, (done - now) / _CHECKING)
 
     def _take(self, client: uuid.UUID, envelope: Envelope | None) -> None:
-        """Handle a message; None: the end of a session. A defect of ours costs one message."""
+        """Handle a message; None: the end of a session. A bug of the exchange costs one message."""
         try:
             with self._lock:
                 if envelope is None:
@@ -246,108 +245,84 @@ class Exchange:
             log.warning("%s: %s", client, what)
 
     def _handle(self, client: uuid.UUID, envelope: Envelope) -> None:
-        if (handler := _HANDLERS.get(envelope.kind)) is None:
-            self._refuse(client, envelope.number, Refusal.WRONG, f"{envelope.kind.name}: not a client's message")
-            return
-        action, function = handler
+        """Handle a message of a client. A request that is rejected is answered with REFUSED."""
+        action, function = _HANDLERS.get(envelope.kind, ("", Exchange._misunderstand))
         name = envelope.name
-        if action:
-            is_message = envelope.kind is EnvelopeKind.CALL and not name
-            action, name = ("send", str(envelope.peer)) if is_message else (action, name)
-            wrong = "" if is_message else why_wrong(name, is_filter=action == "subscribe")
-            if wrong:
-                self._refuse(client, envelope.number, Refusal.WRONG, f"{action}: '{printable(name)}': {wrong}")
-                return
-            if not self._permissions.allow(client, action, name):
-                reason = f"{action}: '{printable(name)}': not permitted to {client}"
-                self._refuse(client, envelope.number, Refusal.NOT_PERMITTED, reason)
-                return
-        function(self, client, envelope)
+        if is_message := envelope.kind is EnvelopeKind.CALL and not name:
+            action, name = "send", str(envelope.peer)
+        try:
+            if action:
+                if not is_message:
+                    check_name(name, is_filter=action == "subscribe")
+                self._permissions.check(client, action, name)
+            function(self, client, envelope)
+        except Rejected as rejection:
+            what = f"{action}: '{printable(name)}'" if action else envelope.kind.name
+            self._refuse(client, envelope.number, rejection.code, f"{what}: {rejection}")
+
+    def _misunderstand(self, client: uuid.UUID, envelope: Envelope) -> None:
+        raise Rejected(Refusal.WRONG, "not a client's message")
 
     def _publish(self, client: uuid.UUID, envelope: Envelope) -> None:
         self._publications.send(client, envelope, self._subscriptions.of(envelope.name))
 
     def _subscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
-        filters = self._subscriptions.filters_of(client)
-        full = ""
-        if envelope.name not in filters:
-            full = self._why_too_many(EnvelopeKind.SUBSCRIBE, filters, self._subscriptions.total)
-            full = full or self._subscriptions.why_full(client, envelope.name)
-        if full:
-            self._refuse(client, envelope.number, Refusal.FULL, f"subscribe: '{printable(envelope.name)}': {full}")
-            return
+        self._check_names(envelope, self._subscriptions.filters_of(client), self._subscriptions.total)
         self._subscriptions.add(client, envelope.name)
-        self._send(client, Envelope(EnvelopeKind.DONE, envelope.number))
+        self._confirm(client, envelope)
 
-    def _why_too_many(self, kind: EnvelopeKind, names: Collection[str], total: int) -> str:
-        """Return why a client that has these names, of a total, may have no further one of a kind; "" if it may."""
-        has, noun = len(names), _NOUNS[kind]
+    def _check_names(self, envelope: Envelope, names: Collection[str], total: int) -> None:
+        """Raise Rejected if a client with these filters, queues or services, of a `total`, may not have a new one."""
+        if envelope.name in names:
+            return
+        has, noun = len(names), _NOUNS[envelope.kind]
         if has >= self._names:
-            return f"{self._names} {noun} are the most (names); give one up first"
+            raise Rejected(Refusal.FULL, f"{self._names} {noun} are the most (names); give one up first")
         if has >= _ALWAYS and total >= _NAMED:
-            return f"all clients have {_NAMED} {noun}, and this one {has}; give one up first"
-        return ""
+            raise Rejected(Refusal.FULL, f"all clients have {_NAMED} {noun}, and this one {has}; give one up first")
 
     def _unsubscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
         self._subscriptions.remove(client, envelope.name)
-        self._send(client, Envelope(EnvelopeKind.DONE, envelope.number))
+        self._confirm(client, envelope)
 
     def _push(self, client: uuid.UUID, envelope: Envelope) -> None:
         assert envelope.data is not None
-        full, lost, given = self._jobs.make_room(envelope.name, client, envelope.data.nbytes)
-        if full:
-            self._refuse(client, envelope.number, Refusal.FULL, f"push: '{printable(envelope.name)}': {full}")
-            return
+        lost, given = self._jobs.make_room(envelope.name, client, envelope.data.nbytes)
         for job in lost:
             self._lose(job)
-        self._give(given)
-        self._give(self._jobs.push(envelope.name, client, envelope.number, envelope.data))
+        self._send_jobs(given)
+        self._send_jobs(self._jobs.push(envelope.name, client, envelope.number, envelope.data))
 
     def _work(self, client: uuid.UUID, envelope: Envelope) -> None:
-        queues = self._jobs.queues_of(client)
-        is_new = envelope.detail and envelope.name not in queues
-        if is_new and (full := self._why_too_many(EnvelopeKind.WORK, queues, self._jobs.workers)):
-            self._refuse(client, envelope.number, Refusal.FULL, f"work: '{printable(envelope.name)}': {full}")
-            return
-        self._send(client, Envelope(EnvelopeKind.DONE, envelope.number))
-        self._give(self._jobs.work(envelope.name, client, envelope.detail))
+        if envelope.detail:
+            self._check_names(envelope, self._jobs.queues_of(client), self._jobs.workers)
+        self._confirm(client, envelope)
+        self._send_jobs(self._jobs.work(envelope.name, client, envelope.detail))
 
     def _serve(self, client: uuid.UUID, envelope: Envelope) -> None:
-        services = self._calls.services_of(client)
-        is_new = envelope.detail and envelope.name not in services
-        if is_new and (full := self._why_too_many(EnvelopeKind.SERVE, services, self._calls.offers)):
-            self._refuse(client, envelope.number, Refusal.FULL, f"serve: '{printable(envelope.name)}': {full}")
-            return
+        if envelope.detail:
+            self._check_names(envelope, self._calls.services_of(client), self._calls.offers)
         self._calls.serve(envelope.name, client, envelope.detail)
-        self._send(client, Envelope(EnvelopeKind.DONE, envelope.number))
+        self._confirm(client, envelope)
 
     def _call(self, client: uuid.UUID, envelope: Envelope) -> None:
-        what = f"call: '{printable(envelope.name)}'" if envelope.name else f"send: {envelope.peer}"
-        full, lost = self._calls.make_room(client)
-        if full:
-            self._refuse(client, envelope.number, Refusal.FULL, f"{what}: {full}")
-            return
-        for call in lost:
-            self._refuse_call(call, Refusal.FULL, f"call: '{printable(call.service)}': {_TAKEN} (calls)")
+        for lost in self._calls.make_room(client):
+            self._refuse_call(lost, Refusal.FULL, f"call: '{printable(lost.service)}': {_TAKEN} (calls)")
         if envelope.name:
-            found = self._calls.call(envelope.name, client, envelope.number)
+            call = self._calls.call(envelope.name, client, envelope.number)
+        elif envelope.peer in self._away:
+            raise Rejected(Refusal.ABSENT, _ABSENT)
         else:
-            is_away = envelope.peer in self._away
-            found = _ABSENT if is_away else self._calls.send(envelope.peer, client, envelope.number)
-        if found == "":
-            self._refuse(client, envelope.number, Refusal.FULL, f"{what}: too many calls are open there")
-        elif not isinstance(found, Call):
-            self._refuse(client, envelope.number, Refusal.ABSENT, f"{what}: {found}")
-        elif full := self._outbox.why_full(found.server, size_of(envelope)):
-            self._calls.finish(found.number, found.server)
-            self._refuse(client, envelope.number, Refusal.FULL, f"{what}: {full}")
-        else:
-            self._send(
-                found.server, Envelope(EnvelopeKind.REQUEST, found.number, envelope.name, client, data=envelope.data)
-            )
+            call = self._calls.send(envelope.peer, client, envelope.number)
+        try:
+            self._outbox.check_room(call.server, size_of(envelope))
+        except Rejected:
+            self._calls.finish(call.number, call.server)
+            raise
+        self._send(call.server, Envelope(EnvelopeKind.REQUEST, call.number, envelope.name, client, data=envelope.data))
 
     def _answer(self, client: uuid.UUID, envelope: Envelope) -> None:
-        """Pass the answer of a worker or a service on. A job and a call never have the same kind of answer."""
+        """Pass the answer of a worker or a service on: the kind, or `detail` of a REFUSED, says which of the two."""
         is_refused = envelope.kind is EnvelopeKind.REFUSED
         if envelope.kind is EnvelopeKind.REPLY or (is_refused and envelope.detail):
             call = self._calls.finish(envelope.number, client)
@@ -359,31 +334,36 @@ class Exchange:
             self._done += not is_refused
             if job.is_awaited:
                 self._pass_on(envelope, client, job.producer, job.request)
-        self._give(more)
+        self._send_jobs(more)
 
     def _pass_on(self, answer: Envelope, client: uuid.UUID, asker: uuid.UUID, request: int) -> None:
-        """Send the answer of a client to the one that has asked, if there is room for its data."""
+        """Send the answer of a client to the client that has asked, if there is room for its data."""
         code, data = 0, answer.data
         if answer.kind is EnvelopeKind.DONE:
             data = None
         elif answer.kind is EnvelopeKind.REFUSED:
             code = answer.code
             if data is not None and data.nbytes > _REASON:
-                data = Stream([data.read(_REASON)])  # for a person: the rest of it is dropped
+                data = Stream([data.read(_REASON)])  # a text for people: the rest of it is dropped
         envelope = Envelope(answer.kind, request, peer=client, code=code, data=data)
-        if full := self._outbox.why_full(asker, size_of(envelope)):
-            self._refuse(asker, request, Refusal.FULL, f"the answer of {client} is dropped: {full}")
+        try:
+            self._outbox.check_room(asker, size_of(envelope))
+        except Rejected as rejection:
+            self._refuse(asker, request, rejection.code, f"the answer of {client} is dropped: {rejection}")
         else:
             self._send(asker, envelope)
 
     def _return(self, client: uuid.UUID, envelope: Envelope) -> None:
-        self._give(self._jobs.give_back(envelope.number, client))
+        self._send_jobs(self._jobs.give_back(envelope.number, client))
 
-    def _give(self, jobs: Iterable[Job]) -> None:
+    def _send_jobs(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             assert job.worker is not None
             envelope = Envelope(EnvelopeKind.JOB, job.number, job.queue, job.producer, detail=job.tries, data=job.data)
             job.recall = functools.partial(_recall, self._send(job.worker, envelope))
+
+    def _confirm(self, client: uuid.UUID, envelope: Envelope) -> None:
+        self._send(client, Envelope(EnvelopeKind.DONE, envelope.number))
 
     def _refuse(self, client: uuid.UUID, number: int, why: Refusal, reason: str) -> None:
         self._send(client, Envelope(EnvelopeKind.REFUSED, number, code=why, data=Stream([reason.encode()])))
@@ -392,7 +372,10 @@ class Exchange:
         return self._outbox.send(client, envelope)
 
     def _not_sent(self, unsent: Unsent) -> None:
-        """Answer what was too large, or for a client that is not here. A worker's end gives its jobs to others."""
+        """Answer for a client that has not got a message, because it is too large, or the client is not here.
+
+        Jobs for a client that is not here go to other workers at the end of its session.
+        """
         client, envelope, error = unsent
         if isinstance(error, Closed):
             if (
@@ -408,19 +391,22 @@ class Exchange:
             )
             self._answer(client, refusal._replace(data=Stream([str(error).encode()])))
 
-    def _look_at_connections(self) -> None:
-        """Let clients leave that have had no connection for too long, and come back. Drop what has waited too long."""
+    def _check_connections(self) -> None:
+        """Treat clients without a connection for more than `grace` as gone, and note those that have come back.
+
+        Drop the jobs and calls of clients that have gone before `keep` seconds.
+        """
         now = time.monotonic()
         with self._lock:
             lost, given = self._jobs.expire(now - self._keep)
             self._calls.expire(now - self._keep)
-            self._give(given)
+            self._send_jobs(given)
             self._lost += lost
-            if self._lost and now >= self._next_word:
+            if self._lost and now >= self._next_line:
                 log.warning(
                     "%d jobs of clients that have gone are dropped: no worker has come (keep, jobs)", self._lost
                 )
-                self._lost, self._next_word = 0, now + _WORD
+                self._lost, self._next_line = 0, now + _LOG_PERIOD
         for client, each in self._queue.statistics().items():
             with self._lock:
                 if each.absent > self._grace and client not in self._away:
@@ -429,10 +415,10 @@ class Exchange:
                 elif each.connected and client in self._away:
                     self._away.discard(client)
                     self._calls.come_back(client)
-                    self._give(self._jobs.come_back(client))
+                    self._send_jobs(self._jobs.come_back(client))
 
     def _leave(self, client: uuid.UUID, *, returns: bool) -> None:
-        """Give a client's jobs to others, and answer the calls to it."""
+        """Give a client's jobs to other workers, and refuse the calls to it. `returns`: whether it may come back."""
         if not returns:
             self._away.discard(client)
             self._warned.discard(client)
@@ -444,7 +430,7 @@ class Exchange:
             reason = f"push: '{printable(job.queue)}': {job.tries} workers ended with this job"
             if job.is_awaited:
                 self._refuse(job.producer, job.request, Refusal.FAILED, reason)
-        self._give(given)
+        self._send_jobs(given)
         for call in self._calls.leave(client, returns=returns):
             what = f"call: '{printable(call.service)}'" if call.service else "send"
             self._refuse_call(call, Refusal.ABSENT, f"{what}: {client} has gone, and has not answered")
@@ -454,7 +440,7 @@ class Exchange:
             self._refuse(call.caller, call.request, why, reason)
 
     def _lose(self, job: Job) -> None:
-        """Tell the producer of a job that it was dropped; or count it, for the log."""
+        """Refuse a job that was dropped; or count it for the log, if its producer has gone."""
         if job.is_awaited:
             reason = f"push: '{printable(job.queue)}': {_TAKEN} (jobs, job_memory)"
             self._refuse(job.producer, job.request, Refusal.FULL, reason)
@@ -476,11 +462,11 @@ def _own_options(options: CommunicatorOptions | None) -> CommunicatorOptions:
 
 
 def _recall(delivery: Delivery) -> bool:
-    """Take a message back; return whether its client has not got it, and will not."""
+    """Take a message back; return False if its client may have got it."""
     return delivery.cancel() or not delivery.left
 
 
-_HANDLERS = {  # by kind: the action that permissions name, and what handles it
+_HANDLERS = {  # by kind: the action that permissions name, and the method that handles it
     EnvelopeKind.PUBLISH: ("publish", Exchange._publish),
     EnvelopeKind.SUBSCRIBE: ("subscribe", Exchange._subscribe),
     EnvelopeKind.UNSUBSCRIBE: ("", Exchange._unsubscribe),

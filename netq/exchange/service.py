@@ -1,4 +1,7 @@
-"""A function that answers the calls of a service, and its threads: what Client.serve begins, and `unserve` ends."""
+"""A service of a client: a function of the user, and the threads that answer calls with it.
+
+Client.serve begins it, and Client.unserve ends it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
-from netq.exchange.uplink import Uplink
+from netq.exchange.requester import Requester
 from netq.io.condition import bounded
 from netq.log import log
 from netq.text import describe
@@ -20,10 +23,10 @@ GONE = "the client that was to answer offers this service no more"
 
 
 class Service:
-    """Calls `function` with the data of each call, and answers with what it returns."""
+    """Calls `function` with the data of each call, and replies with the result. A Consumer of the Requester."""
 
-    def __init__(self, uplink: Uplink, name: str, function: Callable[[Any], Any], threads: int) -> None:
-        self._uplink = uplink
+    def __init__(self, requester: Requester, name: str, function: Callable[[Any], Any], threads: int) -> None:
+        self._requester = requester
         self._function = function
         self._has_ended = False
         self._calls: SimpleQueue[Envelope | None] = SimpleQueue()  # None: there are no more
@@ -33,23 +36,23 @@ class Service:
         ]
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
 
     def take(self, envelope: Envelope) -> None:
-        """Let one of the threads answer a call; refuse it after `end`. Called by the client."""
+        """Queue a call for the threads; refuse it after `end`. Called by the client."""
         self._calls.put(envelope)
         if self._has_ended:
             self.end()
 
     def end(self, error: Exception | None = None) -> None:
-        """Refuse the calls that no thread has begun, and let the threads end. Called by the client."""
+        """Refuse the calls that wait, and let the threads end. Called by the client."""
         self._has_ended = True
         with contextlib.suppress(Empty):
             while True:
                 if (call := self._calls.get_nowait()) is not None:
-                    self._uplink.refuse(call, Refusal.ABSENT, GONE)
+                    self._requester.refuse(call, Refusal.ABSENT, GONE)
         self._calls.put(None)
 
     def wait(self, deadline: float) -> None:
@@ -64,22 +67,22 @@ class Service:
         return any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
-        with self._uplink.user_code.here():
+        with self._requester.user_code.here():
             while (call := self._calls.get()) is not None:
                 self._answer(call)
         self._calls.put(None)  # for the other threads
 
     def _answer(self, call: Envelope) -> None:
         try:
-            result = self._function(self._uplink.loaded(call))
+            result = self._function(self._requester.loaded(call))
             if inspect.iscoroutine(result):
                 result.close()
                 raise TypeError(
                     "the function returned a coroutine; expected a value: serve a function that is not async"
                 )
-            data = self._uplink.dumped(result)
+            data = self._requester.dumped(result)
         except BaseException as error:  # of the user's function: sys.exit, too, is its failure
             log.exception("the service %r failed", call.name)
-            self._uplink.refuse(call, Refusal.FAILED, describe(error))
+            self._requester.refuse(call, Refusal.FAILED, describe(error))
         else:
-            self._uplink.answer(call, Envelope(EnvelopeKind.REPLY, data=data))
+            self._requester.answer(call, Envelope(EnvelopeKind.REPLY, data=data))

@@ -14,34 +14,39 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from netq.exchange.envelope import Refusal, Rejected
+
 LONGEST = 1024  # bytes of a topic or a filter
 _DEEPEST = 64  # levels
 _SHAPES = 1000  # combinations of places of + in all filters: with 64 levels each, a topic takes some 2 ms
-_SHARE = 16  # a client may bring in one of so many that are left
+_SHARE = 16  # a client may add one in so many of the shapes that are left
 _CACHED = 100_000  # topics, and subscribers of them, that are remembered
 _ONE, _REST = "+", "#"
 
 
-def why_wrong(name: str, *, is_filter: bool) -> str:
-    """Return why this is no topic, or no filter; "" if it is one."""
+def check_name(name: str, *, is_filter: bool = False) -> None:
+    """Raise Rejected unless this is a topic, or a filter."""
     if not isinstance(name, str):
-        return f"a {type(name).__name__}; expected a text"
+        raise _wrong(f"a {type(name).__name__}; expected a text")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        return "expected a text without lone surrogates"
+        raise _wrong("expected a text without lone surrogates") from None
     if not 1 <= size <= LONGEST:
-        return f"{size} bytes; expected 1 to {LONGEST}"
+        raise _wrong(f"{size} bytes; expected 1 to {LONGEST}")
     if "\0" in name:
-        return "expected no null character"
+        raise _wrong("expected no null character")
     levels = name.split("/")
     if len(levels) > _DEEPEST:
-        return f"{len(levels)} levels; expected {_DEEPEST} at most"
-    if not is_filter:
-        return "expected no + and no #: they are for filters" if _ONE in name or _REST in name else ""
+        raise _wrong(f"{len(levels)} levels; expected {_DEEPEST} at most")
+    if not is_filter and (_ONE in name or _REST in name):
+        raise _wrong("expected no + and no #: they are for filters")
     if _REST in levels[:-1] or any((_ONE in level or _REST in level) and len(level) > 1 for level in levels):
-        return "expected + and # as whole levels, and # only at the end"
-    return ""
+        raise _wrong("expected + and # as whole levels, and # only at the end")
+
+
+def _wrong(reason: str) -> Rejected:
+    return Rejected(Refusal.WRONG, reason)
 
 
 def covers(wide: str, narrow: str) -> bool:
@@ -58,7 +63,7 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 class _Shape(NamedTuple):
-    """Where a filter has wildcards."""
+    """The number of a filter's levels, and the places of its wildcards."""
 
     length: int  # levels, without the last one if that is #
     has_rest: bool
@@ -73,7 +78,7 @@ class _Shape(NamedTuple):
         return cls(len(levels) - has_rest, has_rest, places)
 
     def filter_for(self, levels: list[str]) -> str:
-        """Return the filter of this shape that selects a topic of so many levels or more; the topic's levels."""
+        """Return the filter of this shape that selects the topic with these levels, of `length` or more."""
         found = levels[: self.length]
         for at in self.places:
             found[at] = _ONE
@@ -84,16 +89,17 @@ class _Shape(NamedTuple):
 class _Use:
     """The filters of one shape."""
 
-    owner: uuid.UUID  # the client that had the first of them
+    owner: uuid.UUID  # the client that has added the first of them
     filters: int = 0
 
 
 class Subscriptions:
     """Which clients have subscribed to which filters.
 
-    There is one filter of a given shape that selects a given topic. So a topic is looked up once for each shape that is
-    in use, and these are few: filters without + have 129 at most, and all others `shapes` together, of which a client
-    may bring in one in _SHARE of those that are left. A filter of a shape that is in use is always taken.
+    The shape of a filter is its number of levels and the places of its wildcards. Of each shape, only one filter
+    selects a given topic. So a topic costs one look-up for each shape that is in use. There are few: at most 129 of
+    filters without +, and at most `shapes` of all others, of which one client may add one in _SHARE of those that are
+    left. A filter of a shape that is in use is always taken.
     """
 
     def __init__(self, shapes: int = _SHAPES) -> None:
@@ -102,37 +108,24 @@ class Subscriptions:
         self.total = 0  # filters of all clients
         self._shapes: dict[_Shape, _Use] = {}  # all that are in use
         self._most = shapes  # with +
-        self._brought: Counter[uuid.UUID] = Counter()  # shapes with +, by the client that had the first filter of each
+        self._owned: Counter[uuid.UUID] = Counter()  # shapes with +, by their owners
         self._cache: dict[str, tuple[uuid.UUID, ...]] = {}
         self._cached = 0  # topics, and subscribers of them
 
-    def why_full(self, client: uuid.UUID, filter: str) -> str:
-        """Return why this filter of a client cannot be added; "" if it can."""
-        shape = _Shape.of(filter)
-        if not shape.places or shape in self._shapes:
-            return ""
-        own, taken = self._brought[client], self._brought.total()
-        if taken < self._most and own * _SHARE < self._most - taken:
-            return ""
-        return (
-            f"all filters have {taken} of {self._most} combinations of places of +, {own} of them by this client, "
-            f"which may bring in one in {_SHARE} of those that are left; put + at the same places as others do"
-        )
-
     def add(self, client: uuid.UUID, filter: str) -> None:
-        """Add a subscription; harmless if it is there."""
-        filters = self._by_client.setdefault(client, set())
-        if filter in filters:
+        """Add a subscription; harmless if it is there. Raises Rejected if there are too many shapes for one more."""
+        if filter in self.filters_of(client):
             return
-        filters.add(filter)
-        self.total += 1
         if filter not in self._clients:
-            self._clients[filter] = set()
             shape = _Shape.of(filter)
             if shape not in self._shapes:
+                self._check_room(client, shape)
                 self._shapes[shape] = _Use(client)
-                self._brought[client] += bool(shape.places)
+                self._owned[client] += bool(shape.places)
+            self._clients[filter] = set()
             self._shapes[shape].filters += 1
+        self._by_client.setdefault(client, set()).add(filter)
+        self.total += 1
         self._clients[filter].add(client)
         self._forget_cache()
 
@@ -152,9 +145,9 @@ class Subscriptions:
             self._shapes[shape].filters -= 1
             if not self._shapes[shape].filters:
                 owner = self._shapes.pop(shape).owner
-                self._brought[owner] -= bool(shape.places)
-                if not self._brought[owner]:
-                    del self._brought[owner]
+                self._owned[owner] -= bool(shape.places)
+                if not self._owned[owner]:
+                    del self._owned[owner]
         self._forget_cache()
 
     def remove_client(self, client: uuid.UUID) -> None:
@@ -176,6 +169,16 @@ class Subscriptions:
             self._cache[topic] = found
             self._cached += 1 + len(found)
         return found
+
+    def _check_room(self, client: uuid.UUID, shape: _Shape) -> None:
+        """Raise Rejected if a client may not have the first filter of this shape."""
+        own, taken = self._owned[client], self._owned.total()
+        if shape.places and (taken >= self._most or own * _SHARE >= self._most - taken):
+            raise Rejected(
+                Refusal.FULL,
+                f"all filters have {taken} of {self._most} combinations of places of +, {own} of them by this client, "
+                f"which may bring in one in {_SHARE} of those that are left; put + at the same places as others do",
+            )
 
     def _selecting(self, topic: str) -> Iterator[uuid.UUID]:
         """Yield the clients of each filter that selects a topic."""

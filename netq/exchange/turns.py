@@ -1,9 +1,9 @@
-"""Runs functions one at a time, in order, without ever letting a caller wait.
+"""A serial executor without a thread of its own: runs functions one at a time, in order, and no caller waits.
 
-A thread that adds a function runs all that wait, unless another thread is at it: then that one runs the new function,
-too. So code that the garbage collector or a signal handler runs on top of any other code may add functions: a lock that
-it waited for could be held by a thread that waits for a lock of the interrupted code, such as a loop's baton
-(netq/io/baton.py). What may wait, as a user's code, runs out of turn.
+A thread that adds a function runs all functions that wait. If another thread is running them, that one runs the new
+function, too. So finalizers and signal handlers may add functions on top of any other code. If they waited for a lock,
+its holder could wait for a lock of the interrupted code, such as a loop's baton (netq/io/baton.py). Functions that may
+wait, as the user's code, are added with `add_later`, and run out of turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from netq.io.baton import is_owned, let_go
+from netq.io.locks import is_owned, let_go
 
 
 class Turns:
@@ -21,24 +21,24 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], object]] = deque()
-        self._lock = threading.RLock()  # of the thread that runs them. Waited for in `held` only
+        self._lock = threading.RLock()  # held by the thread that runs them. Only `held` waits for it
         self._later = _Later()
 
     def add(self, function: Callable[[], object]) -> None:
-        """Run a function, or let the thread run it that runs others now."""
+        """Run a function in this thread; or in the thread that runs others now, after these."""
         self._waiting.append(function)
         self._run()
 
     def add_later(self, function: Callable[[], object]) -> None:
-        """Run a function, which may wait, in this thread: now, or when the turn that it runs is over."""
+        """Run a function, which may wait, in this thread: now, or after the functions that it runs in turn."""
         self._later.functions.append(function)
         self._run_later()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Wait for the function that runs, run those that wait, and let all others wait meanwhile.
+        """Run the functions that wait, and have further ones wait until the end of the `with` block.
 
-        For a thread that holds no other lock.
+        Waits for a function that another thread runs. For a thread that holds no other lock.
         """
         with self._lock:
             self._run_all()
@@ -46,8 +46,8 @@ class Turns:
         self._run()
 
     def _run(self) -> None:
-        # Whether any wait is tested again after the release: a thread that has added one meanwhile has left it to this.
-        # The lock is released if it is owned, as a signal handler may raise between any two steps.
+        # After the release the loop looks for functions again: another thread that has added one meanwhile relies on
+        # that. The lock is released if it is owned, because a signal handler may raise between any two steps.
         lock = self._lock
         while self._waiting and not is_owned(lock):
             try:
@@ -67,8 +67,8 @@ class Turns:
             self._waiting.popleft()()
 
     def _run_later(self) -> None:
-        # One of them that adds others leaves these to this loop, instead of running them on top of itself.
-        # Whether any wait is tested again after that: a finalizer may have added one on top of the end of the loop.
+        # A function that adds others leaves them to this loop, and does not run them on top of itself. The outer loop
+        # looks for functions again: a finalizer may have added one on top of the end of the inner loop.
         later = self._later
         while later.functions and not (later.is_running or is_owned(self._lock)):
             try:
@@ -84,9 +84,9 @@ class Turns:
 
 
 class _Later(threading.local):
-    """What a thread is to run when it is out of its turn."""
+    """The functions that a thread is to run out of turn."""
 
-    # Without __init__: a finalizer on top of that would find an object without attributes.
+    # Without __init__: a finalizer on top of it would find an object without attributes.
     is_running = False
 
     @property

@@ -1,4 +1,4 @@
-"""The jobs that an exchange gives to a client: what Client.jobs returns, and what comes out of that."""
+"""A worker of a queue, which Client.jobs returns, and its jobs. It is a Consumer of the Requester."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import Any, Self
 
 from netq.errors import Closed
 from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
-from netq.exchange.uplink import Uplink
+from netq.exchange.requester import Requester
 from netq.io.condition import Condition, deadline_of
 from netq.log import log
 from netq.text import describe
+from netq.validate import check_timeout
 
 
 class Worker:
-    """The jobs that an exchange gives to a client; an iterator, and a context manager. Made by Client.jobs.
+    """A worker of a queue: an iterator over the jobs that the exchange gives it, and a context manager.
 
-    begun: the future of the exchange's consent: it fails with NotPermitted.
+    begun: done when the exchange knows the worker. It fails with NotPermitted.
     """
 
     begun: Future[None]
 
-    def __init__(self, uplink: Uplink, queue: str) -> None:
+    def __init__(self, requester: Requester, queue: str) -> None:
         self.queue = queue
-        self._uplink = uplink
+        self._requester = requester
         self._waiting: deque[Envelope] = deque()
-        self._open: dict[int, Envelope] = {}  # by number: all that are not answered, also those that wait
-        self._error: Exception | None = None  # why there are no more jobs
+        self._open: dict[int, Envelope] = {}  # by number: the jobs that are not answered, also those in `_waiting`
+        self._error: Exception | None = None  # `get` raises it: the worker has ended
         self._changed = Condition()
 
     def get(self, timeout: float | None = None) -> Job:
@@ -39,7 +40,8 @@ class Worker:
 
         Raises TimeoutError; Closed when the client or this is closed; NotPermitted, and what else `begun` fails with.
         """
-        self._uplink.queue.check_get((), timeout)
+        self._requester.check_not_forked("get()")
+        check_timeout("get", timeout)
         deadline = deadline_of(timeout)
         while self._changed.wait(lambda: bool(self._waiting or self._error), deadline - time.monotonic()):
             if self._error is not None:
@@ -49,15 +51,15 @@ class Worker:
         raise TimeoutError(f"no job within {timeout:g} s")
 
     def close(self) -> None:
-        """Work no more for the queue. Jobs that are not answered go to other workers, also those that `get` returned.
+        """End the work for the queue. Jobs that are not answered go to other workers, also those that `get` returned.
 
         So answer each job before, or it is done twice. In a fork it does nothing.
         """
-        if self._uplink.is_forked:
+        if self._requester.queue.forked:
             return
-        if self._uplink.taker(EnvelopeKind.WORK, self.queue) is self:
-            self._uplink.withdraw(EnvelopeKind.WORK, Envelope(EnvelopeKind.WORK, name=self.queue))
-        self.end(Closed(self._uplink.queue.id, "this client works no more for the queue"))
+        if self._requester.consumer(EnvelopeKind.WORK, self.queue) is self:
+            self._requester.unregister(EnvelopeKind.WORK, Envelope(EnvelopeKind.WORK, name=self.queue))
+        self.end(Closed(self._requester.queue.id, "this client works no more for the queue"))
 
     def take(self, envelope: Envelope) -> None:
         """Take a job; give it back after `end`. Called by the client."""
@@ -68,35 +70,35 @@ class Worker:
             self._give_back()
 
     def end(self, error: Exception) -> None:
-        """Let `get` raise this, and give back what is not answered. Called by the client."""
+        """Let `get` raise this error, and give back the jobs that are not answered. Called by the client."""
         self._error = self._error or error
         self._changed.notify()
         self._give_back()
 
     def answer(self, envelope: Envelope, answer: Envelope) -> None:
-        """Answer a job, once. Called by the job."""
-        if self._is_open(envelope):
-            self._uplink.answer(envelope, answer)
+        """Answer a job, unless it is answered. Called by the job."""
+        if self._take_open(envelope):
+            self._requester.answer(envelope, answer)
 
     def refuse(self, envelope: Envelope, reason: str) -> None:
-        """Say that a job has failed, unless it is answered. Called by the job."""
-        if self._is_open(envelope):
-            self._uplink.refuse(envelope, Refusal.FAILED, reason)
+        """Refuse a job, unless it is answered. Called by the job."""
+        if self._take_open(envelope):
+            self._requester.refuse(envelope, Refusal.FAILED, reason)
 
     def load(self, envelope: Envelope) -> Any:
         """Load the data of a job. Called by the job."""
-        return self._uplink.loaded(envelope)
+        return self._requester.loaded(envelope)
 
-    def _is_open(self, envelope: Envelope) -> bool:
-        """Return whether a job was not answered, for the one who answers it now."""
+    def _take_open(self, envelope: Envelope) -> bool:
+        """Note that a job is answered; return False if it was."""
         return self._open.pop(envelope.number, None) is not None
 
     def _give_back(self) -> None:
-        """Give back what is not answered."""
+        """Give back the jobs that are not answered."""
         self._waiting.clear()
-        for number in reversed(list(self._open)):  # each goes before those that wait
+        for number in reversed(list(self._open)):  # the exchange puts each at the head of the queue
             if (envelope := self._open.pop(number, None)) is not None:
-                self._uplink.answer(envelope, Envelope(EnvelopeKind.RETURN))
+                self._requester.answer(envelope, Envelope(EnvelopeKind.RETURN))
 
     def __iter__(self) -> Iterator[Job]:
         while True:
@@ -114,9 +116,9 @@ class Worker:
 
 
 class Job:
-    """A job. Say `done` or `fail`, or use `with job:`, which says `done` at its end, and `fail` after an exception.
+    """A job. Call `done` or `fail`; or use `with job:`, which calls `done` at its end, and `fail` after an exception.
 
-    Only the first answer counts. tries: how many workers have ended with it before.
+    Only the first answer counts. tries: how many workers have got it before, and ended.
     """
 
     def __init__(self, worker: Worker, envelope: Envelope) -> None:

@@ -35,7 +35,6 @@ import collections
 import enum
 import functools
 import math
-import operator
 import selectors
 import sys
 import threading
@@ -45,8 +44,10 @@ from typing import Any, Protocol
 
 from netq.io.condition import LONGEST
 from netq.io.interrupts import has_broken_step, interruptible, protect, suppress
+from netq.io.locks import is_owned, let_go
 from netq.io.poller import Poller, Ring
 from netq.io.spin import SpinTime
+from netq.validate import check_not_forked
 
 TICK = 0.001  # seconds: how often a parked thread looks, and how long output may wait to be sent with more
 # Seconds for which the loop's thread stays parked after a user was active. To pickle and send a megabyte takes as long;
@@ -343,11 +344,7 @@ class Baton:
 
     def check_not_forked(self, what: str) -> None:
         """Raise RuntimeError in a fork of the process that has made the loop."""
-        if self.forked:
-            raise RuntimeError(
-                f"{what}: this process is a fork of the one that made this communicator, and has neither its threads "
-                "nor its connections; make a new one after the fork, with an id of its own"
-            )
+        check_not_forked(what, self.forked)
 
     def wait_lock(self, name: str) -> threading.Lock:
         """Return the lock that this thread holds while it waits in the function `name`."""
@@ -628,17 +625,8 @@ def _sleep(wakeup: threading.Lock, seconds: float) -> None:
     wakeup.acquire(timeout=seconds)
 
 
-def let_go(lock: Any) -> None:
-    """Release an RLock that this thread may own."""
-    if is_owned(lock):
-        lock.release()
-
-
 def _release(lock: threading.Lock) -> None:
     # Two threads may wake one: the second finds the lock released between its test and its `release`.
     if lock.locked():
         with suppress(RuntimeError):  # another thread was faster
             lock.release()
-
-
-is_owned: Callable[[Any], bool] = operator.methodcaller("_is_owned")  # whether this thread has an RLock

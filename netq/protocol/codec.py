@@ -73,6 +73,7 @@ class Outgoing:
     waits = False  # it is in `Sender.waiting`: no byte of it has left
     held = False  # the peer has acknowledged it
     watched = False  # `acked` is called when the peer holds it; otherwise it is only marked as `held`
+    bounded = True  # queue_size and queue_bytes hold for it; read by session.py only, so it is not in C
 
     def __init__(self, data: Stream | bytes, lane: int = 0, audience: tuple[uuid.UUID, ...] = ()) -> None:
         self.data = data
@@ -214,4 +215,5 @@ if not TYPE_CHECKING and os.environ.get("NETQ_PURE", "0") in ("", "0"):
             """One message on its way to one peer: the methods as above, the attributes in C."""
 
             __slots__ = ()
+            bounded = Outgoing.bounded
             stop, withdraw, acked, fail = Outgoing.stop, Outgoing.withdraw, Outgoing.acked, Outgoing.fail

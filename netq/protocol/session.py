@@ -82,9 +82,8 @@ class Session:
             message.lane = self._free_lane(message.size)
         if self.closing or self.ended:
             raise Closed(self.peer)
-        bounded = getattr(message, "bounded", True)  # only a Delivery has it: Outgoing is in C (codec.py)
-        drops = options.drop_oldest and bounded
-        if bounded and not drops:
+        drops = options.drop_oldest and message.bounded
+        if message.bounded and not drops:
             self._check_room(message)
         if message.size > self._peer_size:
             raise MessageTooLarge(self.peer, message.size, self._peer_size)

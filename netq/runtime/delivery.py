@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol, cast
 
-from netq.io.baton import is_owned
 from netq.io.condition import deadline_of
 from netq.io.interrupts import protect, raised_by_handler
+from netq.io.locks import is_owned
 from netq.log import log
 from netq.protocol.codec import Outgoing
 from netq.runtime.undelivered import Undelivered, Unseen
@@ -92,8 +92,9 @@ class Delivery(Outgoing, Future[None]):
     """Done when the peer holds the message: then the data may be changed again.
 
     `result()` raises Closed, QueueFull or MessageTooLarge if the peer never will. With several peers it waits for all,
-    and raises the error of the first of `futures` that has one. In a fork, `done` says what was known then; what would
-    wait for a delivery of the parent, or change it, raises RuntimeError.
+    and raises the error of the first of `futures` that has one. `left` is whether its last byte has left: a message
+    that fails before has not arrived. In a fork, `done` says what was known then; what would wait for a delivery of the
+    parent, or change it, raises RuntimeError.
     """
 
     # The guard is the baton of the peer's loop: a thread holds it to change a Delivery. `recall(self)` is called after
@@ -105,7 +106,6 @@ class Delivery(Outgoing, Future[None]):
     guard: Guard
     peer: uuid.UUID | None
     recall: Callable[[Outgoing], object] | None
-    bounded = True  # queue_size and queue_bytes hold for it
     _listeners: list[Callable[[Future[None]], object]] | None = None  # callbacks
     _told: str | None = None  # the state that concurrent.futures knows, once it has asked for the condition
     _result = None
@@ -400,10 +400,7 @@ class Delivery(Outgoing, Future[None]):
 
 
 class Copy(Outgoing):
-    """A message to one of many peers, without a future: only its failure is told.
-
-    `failed` is called with the peer and the error then, in a thread of netq, without the baton. It must not wait.
-    """
+    """A message to one of many peers, without a future. `failed` is called if it fails, without the baton."""
 
     __slots__ = ("failed", "guard", "peer")
     guard: Guard
@@ -417,7 +414,7 @@ class Copy(Outgoing):
             return False
         self.data = b""
         self.guard.ledger.failed(self.peer, error, looked_at=True)
-        self.guard.defer(failed, self.peer, error)
+        self.guard.defer(call_logged, failed, self.peer, error)
         return True
 
 
@@ -436,6 +433,16 @@ def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
     for future in futures:
         future.watched, future._gathered = True, gathered
     return whole
+
+
+def call_logged(function: Callable[..., object], *args: Any) -> None:
+    """Call a function of the user in a thread of netq. What it raises is logged: not even sys.exit may end the loop."""
+    try:
+        function(*args)
+    except BaseException as error:
+        if raised_by_handler(error) is not None:  # it interrupts our caller, who happens to be here
+            raise
+        log.exception("%r failed, which netq has called", function)
 
 
 def _call(listener: Callable[[Future[None]], object], delivery: Delivery) -> None:

@@ -24,12 +24,13 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from netq.errors import Closed
-from netq.io.baton import is_owned, let_go
+from netq.io.locks import is_owned, let_go
 from netq.protocol.receiver import Item
 from netq.utils.stream import Stream
 
 _WAIT = 0.05  # seconds for which a thread that puts waits for the lock: longer than a busy interpreter takes
 _REMEMBERED = 4096  # closed peers for which get(peer) still raises Closed; the oldest are forgotten
+_INTERRUPTED = "{}: a signal handler has interrupted this very communicator, which takes a message"
 _ANY = -1  # the key of waiters that name no peer; the other keys are UUID.int
 _NUMBER = operator.attrgetter("number")
 
@@ -182,7 +183,7 @@ class Inbox:
         With `ahead` this thread has waited for longer than the waiters, and is served before them.
         """
         if is_owned(self.lock):
-            raise RuntimeError("get(): a signal handler has interrupted this very communicator, which takes a message")
+            raise RuntimeError(_INTERRUPTED.format("get()"))
         with self.lock:
             arrived, item = self.arrived, None
             if peers or self.waiters or self._reserved or self.queues or self._holds or not self._one_peer:
@@ -197,11 +198,13 @@ class Inbox:
             item[2].request_release()  # without the lock: it calls the loop, and takes the baton of one that has ended
         return item
 
-    def take_more(self, most: int) -> list[Item]:
-        """Take up to `most` further messages, if there is no waiter: together, for less than one by one.
+    def take_ready(self, most: int) -> list[Item]:
+        """Take up to `most` messages that are here, if there is no waiter: together, for less than one by one.
 
         In the order of arrival for each peer.
         """
+        if is_owned(self.lock):
+            raise RuntimeError(_INTERRUPTED.format("get_ready()"))
         found: list[Item] = []
         with self.lock:
             self._sort()

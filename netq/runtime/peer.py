@@ -324,7 +324,7 @@ class Peer:
         if self.unused:
             self.end(Closed(self.id, "no message in its session, and there were too many such sessions"))
 
-    def set_aside(self, reason: str) -> None:
+    def pause(self, reason: str) -> None:
         """Hold back what exceeds the window, also what begins now: drop the link, and tell the peer why."""
         link = self.link
         if link is not None:
@@ -340,8 +340,8 @@ class Peer:
             self._quiet_until = now + _QUIET
         return is_news
 
-    def let_go_on(self) -> None:
-        """End what `set_aside` has begun. Harmless without."""
+    def resume(self) -> None:
+        """End what `pause` has begun. Harmless without."""
         if self.session.is_held:
             self.session.let_go(connected=self.link is not None and self.link.connection.open)
 

@@ -114,6 +114,13 @@ def test_exchange_prints_what_the_page_shows(scripts: Open, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["bulletin.py", "asking.py"])
+def test_server_of_many_clients_prints_what_the_page_shows(scripts: Open, name: str) -> None:
+    run = scripts("many-clients")
+    assert run.start(name).communicate(timeout=LIMIT) == (run.page.output(f"python {name}"), "")
+
+
+@pytest.mark.slow
 def test_checks_print_what_the_page_shows(scripts: Open) -> None:
     run = scripts("check")
     (device,) = run.page.blocks("toml")

@@ -349,11 +349,11 @@ def test_a_client_that_closes_waits_for_answers(site: Site) -> None:
     client = Client(options_at(exchange.netloc, connection=ConnectionOptions(linger=LIMIT)))
     with exchange._lock:
         future = client.publish("a", 1)
-        while not client._uplink._requests.delivered():
+        while not client._requester._requests.delivered():
             os.sched_yield()
         closing = threading.Thread(target=client.close, args=(LIMIT,))
         closing.start()
-        while not client._uplink._requests._settled._waiters:
+        while not client._requester._requests._settled._waiters:
             os.sched_yield()
     closing.join(LIMIT)
     assert future.exception(0) is None
@@ -461,8 +461,8 @@ def test_futures_in_a_fork_raise_unless_they_were_done(site: Site, use: Callable
     done(was_done)
     assert "this process is a fork" in in_a_fork(lambda: use(pending))
     assert "Error" not in in_a_fork(lambda: use(was_done))
-    assert in_a_fork(lambda: (pending.done(), pending.running(), pending.cancelled(), repr(pending)[:7])) == (
-        "(False, False, False, '<Answer')"
+    assert in_a_fork(lambda: (pending.done(), pending.running(), pending.cancelled(), repr(pending)[:8])) == (
+        "(False, False, False, '<Promise')"
     )
     assert not pending.done()
 
@@ -515,7 +515,7 @@ def test_close_in_a_fork_does_nothing(site: Site) -> None:
     done(client.serve("s", abs))
     worker = client.jobs("a")
     done(worker.begun)
-    with client._uplink.turns.held():  # as another thread may at the moment of the fork
+    with client._requester.turns.held():  # as another thread may at the moment of the fork
         assert in_a_fork(worker.close) == in_a_fork(client.close) == "None"
     assert client.call("s", -1).result(LIMIT) == 1
     client.push("a", 1)
@@ -800,7 +800,7 @@ netq.exchange.client._PAUSE = 1000.0
 with netq.exchange.Exchange(netq.CommunicatorOptions(netloc=("127.0.0.1", 0))) as exchange:
     client = netq.exchange.Client(netq.CommunicatorOptions(netloc=exchange.netloc))
     client.publish("t", 1).result()
-while not client._uplink.queue._endpoint.over:
+while not client._requester.queue._endpoint.over:
     pass
 client.publish("t", 2)
 """

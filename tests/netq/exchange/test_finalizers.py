@@ -23,7 +23,7 @@ WAYS: dict[str, Callable[[Client], Any]] = {
     "call": lambda client: client.call("s", 1),
     "send": lambda client: client.send(client.id, 1),
     "subscribe": lambda client: client.subscribe("t"),
-    "put": lambda client: client._uplink.queue.put(Envelope(EnvelopeKind.RETURN)),
+    "put": lambda client: client._requester.queue.put(Envelope(EnvelopeKind.RETURN)),
 }
 
 
@@ -40,7 +40,7 @@ def client(new_wire: NewWire) -> Iterator[Client]:
 def test_holder_of_the_baton_waits_for_no_thread_that_waits_for_it(
     client: Client, way: Callable[[Client], Any]
 ) -> None:
-    baton = client._uplink.queue._baton
+    baton = client._requester.queue._baton
     worker = client.jobs("jobs")
     client.push("jobs", 1)
     job = worker.get(LIMIT)
@@ -59,7 +59,7 @@ def test_holder_of_the_baton_waits_for_no_thread_that_waits_for_it(
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_thread_that_asks_gives_the_holder_of_the_baton_its_lock(client: Client, way: Callable[[Client], Any]) -> None:
-    baton, lock, holds, got = client._uplink.queue._baton, threading.Lock(), threading.Event(), list[bool]()
+    baton, lock, holds, got = client._requester.queue._baton, threading.Lock(), threading.Event(), list[bool]()
 
     def finalizer() -> None:
         with baton.lock:

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from netq.errors import Closed
-from netq.exchange.envelope import Envelope, EnvelopeKind
+from netq.exchange.envelope import Envelope, EnvelopeKind, Rejected
 from netq.exchange.inbox import Inbox
 from netq.utils.stream import Stream
 
@@ -48,14 +48,14 @@ def test_publication_larger_than_the_inbox_takes_all_of_it() -> None:
 
 def test_message_is_refused_and_never_dropped() -> None:
     inbox = Inbox(2, 100)
-    assert inbox.add_message(envelope(EnvelopeKind.REQUEST, "first", 60)) == ""
-    assert (
-        inbox.add_message(envelope(EnvelopeKind.REQUEST, "large", 60)) == "its inbox has 60 of 100 bytes (inbox_memory)"
-    )
+    inbox.add_message(envelope(EnvelopeKind.REQUEST, "first", 60))
+    with pytest.raises(Rejected, match=r"^its inbox has 60 of 100 bytes \(inbox_memory\)$"):
+        inbox.add_message(envelope(EnvelopeKind.REQUEST, "large", 60))
     publications(inbox, 60)
     assert inbox.dropped == 1
-    assert inbox.add_message(envelope(EnvelopeKind.REQUEST, "second")) == ""
-    assert inbox.add_message(envelope(EnvelopeKind.REQUEST, "third")) == "its inbox has 2 messages"
+    inbox.add_message(envelope(EnvelopeKind.REQUEST, "second"))
+    with pytest.raises(Rejected, match=r"^its inbox has 2 messages$"):
+        inbox.add_message(envelope(EnvelopeKind.REQUEST, "third"))
     assert taken(inbox) == ["first", "second"]
 
 

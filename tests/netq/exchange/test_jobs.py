@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from netq.exchange.envelope import Rejected
 from netq.exchange.jobs import Counts, Job, Jobs
 from netq.utils.stream import Stream
 
@@ -149,15 +151,17 @@ def test_jobs_are_given_in_order_and_workers_in_turn() -> None:
 
 def test_limits_are_named() -> None:
     found = jobs(most=2, memory=12)
-    assert found.make_room("a", PRODUCER, 11) == ("", [], [])  # one is taken, however large: else it could never be
+    assert found.make_room("a", PRODUCER, 11) == ([], [])  # one is taken, however large: else it could never be
     found.push("a", PRODUCER, 1, Stream([bytes(6)]))
-    assert found.make_room("a", PRODUCER, 4) == ("", [], [])
+    assert found.make_room("a", PRODUCER, 4) == ([], [])
     again = "of them; ask again when there is room"
     full = f"7 of 12 bytes of jobs (job_memory) are taken, and this client has 7 {again}"
-    assert found.make_room("a", PRODUCER, 5) == (full, [], [])
+    with pytest.raises(Rejected, match=re.escape(full)):
+        found.make_room("a", PRODUCER, 5)
     found.push("a", PRODUCER, 2, Stream())
     full = f"2 of 2 jobs (jobs) are taken, and this client has 2 {again}"
-    assert found.make_room("a", PRODUCER, 0) == (full, [], [])
+    with pytest.raises(Rejected, match=re.escape(full)):
+        found.make_room("a", PRODUCER, 0)
 
 
 def test_jobs_of_a_producer_that_has_gone_are_kept_for_a_time() -> None:
@@ -180,12 +184,13 @@ def test_jobs_of_a_producer_that_has_gone_are_kept_for_a_time() -> None:
 
 def fill(found: Jobs, producer: uuid.UUID, size: int) -> int:
     """Push all that is taken; return how many."""
-    count = 0
-    while not found.make_room("a", producer, size)[0]:
+    for count in range(10_000):
+        try:
+            found.make_room("a", producer, size)
+        except Rejected:
+            return count
         found.push("a", producer, 1, Stream([bytes(size)]))
-        count += 1
-        assert count < 10_000
-    return count
+    raise AssertionError("there is no bound")
 
 
 @pytest.mark.parametrize("size", [0, 1999])
@@ -198,8 +203,7 @@ def test_no_crowd_of_producers_keeps_another_from_its_part(size: int, goes: bool
             found.producer_leaves(producer, 0.0)
     assert len(found._jobs) <= 1000
     for _ in range(20):
-        full, lost, _ = found.make_room("a", PRODUCER, size)
-        assert not full
+        lost, _ = found.make_room("a", PRODUCER, size)
         assert {job.is_awaited for job in lost} <= {not goes}
         found.push("a", PRODUCER, 1, Stream([bytes(size)]))
     assert sum(job.producer == PRODUCER for job in found._queues["a"].waiting.values()) == 20

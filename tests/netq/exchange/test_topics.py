@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netq.exchange.topics import LONGEST, Subscriptions, covers, why_wrong
+from netq.exchange.envelope import Refusal, Rejected
+from netq.exchange.topics import LONGEST, Subscriptions, check_name, covers
 
 A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
 
@@ -71,22 +72,28 @@ def test_subscribers_are_those_whose_filters_select(
         ("/" * 64, "65 levels; expected 64 at most"),
         ("\ud800", "expected a text without lone surrogates"),
         (7, "a int; expected a text"),
-        ("a/b c/ä", ""),
-        ("/", ""),
     ],
 )
 def test_wrong_topic_is_named(name: str, why: str) -> None:
-    assert why_wrong(name, is_filter=False) == why
+    with pytest.raises(Rejected) as raised:
+        check_name(name)
+    assert (raised.value.code, str(raised.value)) == (Refusal.WRONG, why)
+
+
+@pytest.mark.parametrize("name", ["a/b c/ä", "/"])
+def test_right_topics(name: str) -> None:
+    check_name(name)
 
 
 @pytest.mark.parametrize("name", ["a/#/b", "a#", "+a", "a/b+", "##", "a/##"])
 def test_wrong_filter_is_named(name: str) -> None:
-    assert why_wrong(name, is_filter=True) == "expected + and # as whole levels, and # only at the end"
+    with pytest.raises(Rejected, match=r"^expected [+] and # as whole levels, and # only at the end$"):
+        check_name(name, is_filter=True)
 
 
 @pytest.mark.parametrize("name", ["#", "+", "a/+/#", "+/+", "a"])
 def test_right_filters(name: str) -> None:
-    assert why_wrong(name, is_filter=True) == ""
+    check_name(name, is_filter=True)
 
 
 def test_dollar_topics_are_hidden_from_wildcards() -> None:
@@ -103,24 +110,28 @@ def test_dollar_topics_are_hidden_from_wildcards() -> None:
 def test_places_of_wildcards_are_bounded() -> None:
     subscriptions = Subscriptions(shapes=100)
     filters = ["/".join(["a"] * number + ["+"]) for number in range(64)]
-    taken = 0
+    taken, why = 0, ""
     for client in (A, B, C):
-        while not (why := subscriptions.why_full(client, filters[taken])):
-            subscriptions.add(client, filters[taken])
-            taken += 1
+        try:
+            while True:
+                subscriptions.add(client, filters[taken])
+                taken += 1
+        except Rejected as rejection:
+            why = str(rejection)
     assert taken == 18
     assert why == (
         "all filters have 18 of 100 combinations of places of +, 6 of them by this client, which may bring in one in "
         "16 of those that are left; put + at the same places as others do"
     )
     for filter in ("x/+", "a/b/c/d/e/f/g", "#", "a/#"):  # of a shape that is in use, and without +
-        assert subscriptions.why_full(C, filter) == ""
+        subscriptions.add(C, filter)
+        subscriptions.remove(C, filter)
     subscriptions.add(B, filters[0])
     subscriptions.remove_client(A)
-    assert subscriptions._brought == {A: 1, B: 6, C: 6}
+    assert subscriptions._owned == {A: 1, B: 6, C: 6}
     for client in (B, C):
         subscriptions.remove_client(client)
-    assert (subscriptions._brought, subscriptions._clients, subscriptions._shapes) == ({}, {}, {})
+    assert (subscriptions._owned, subscriptions._clients, subscriptions._shapes) == ({}, {}, {})
     assert subscriptions.total == 0
 
 

@@ -18,7 +18,8 @@ from typing import Any, cast
 import pytest
 
 from netq.errors import Closed
-from netq.io.baton import Baton, is_owned
+from netq.io.baton import Baton
+from netq.io.locks import is_owned
 from netq.io.loop import Loop
 from netq.protocol.codec import Outgoing, settle
 from netq.runtime.delivery import Copy, Delivery, Guard, gather

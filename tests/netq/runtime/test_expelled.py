@@ -105,7 +105,7 @@ def test_losses_of_a_link_are_in_the_log_once_a_minute(
     assert len(log.having("its session waits for it", logging.INFO)) == 1
 
 
-def test_a_client_that_was_set_aside_sends_small_messages(
+def test_a_client_that_was_paused_sends_small_messages(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
     server = communicators.server(memory=2 * SIZE)
@@ -116,16 +116,16 @@ def test_a_client_that_was_set_aside_sends_small_messages(
     client.put(bytes(64 * SIZE))
     while server.statistics()[client.id].arriving < MIB // 2:  # of a frame, which is larger
         pass
-    server.set_aside(client.id, "others are faster")
+    server.pause(client.id, "others are faster")
     client.put("small", lane=1)
     proxy.release()
     assert server.get(timeout=LIMIT).data == "small"
-    server.let_go_on(client.id)
+    server.resume(client.id)
     assert len(server.get(timeout=LIMIT).data) == 64 * SIZE
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["connected", "away"])
-def test_others_pass_a_message_that_was_set_aside(
+def test_others_pass_a_message_that_was_paused(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], is_cut: bool
 ) -> None:
     server = communicators.server(memory=2 * SIZE, window=1)  # half of the memory is for one such message
@@ -142,20 +142,20 @@ def test_others_pass_a_message_that_was_set_aside(
     quick.put(bytes(SIZE))
     while not server.statistics()[quick.id].waits:
         pass
-    assert server.is_short
+    assert server.memory_is_full
     if is_cut:
         proxy.cut()
         while server.statistics()[slow.id].connected:
             pass
-    server.set_aside(slow.id, "others are faster")
+    server.pause(slow.id, "others are faster")
     assert server.get(timeout=LIMIT).peer == quick.id
     proxy.release()
     while not server.statistics()[slow.id].connected:
         pass
     quick.put(bytes(SIZE))
     assert server.get(timeout=LIMIT).peer == quick.id
-    assert not server.is_short
-    server.let_go_on(slow.id)
+    assert not server.memory_is_full
+    server.resume(slow.id)
     assert server.get(timeout=LIMIT).peer == slow.id
     sent.result(LIMIT)
     assert server.statistics()[slow.id].expected == 0

@@ -160,9 +160,9 @@ def test_messages_of_a_peer_come_in_order(item: Maker, take: Take) -> None:
 def test_more_messages_are_taken_together(item: Maker, take: Take) -> None:
     inbox = Inbox()
     arrive(inbox, item(A, "1"), item(A, "2"), item(B, "3"), item(A, "4"))
-    assert [text(each) for each in inbox.take_more(2)] == ["1", "2"]
-    assert [text(each) for each in inbox.take_more(9)] == ["3", "4"]
-    assert inbox.take_more(9) == []
+    assert [text(each) for each in inbox.take_ready(2)] == ["1", "2"]
+    assert [text(each) for each in inbox.take_ready(9)] == ["3", "4"]
+    assert inbox.take_ready(9) == []
     assert item.consumed(A) == 3 * (1 + OVERHEAD)
     arrive(inbox, item(A, "5"))
     assert take(inbox) == (A, "5")
@@ -172,9 +172,9 @@ def test_more_messages_are_left_to_a_waiter(item: Maker) -> None:
     inbox = Inbox()
     wait = Wait(inbox, A)
     arrive(inbox, item(A, "1"), item(A, "2"))
-    assert inbox.take_more(9) == []
+    assert inbox.take_ready(9) == []
     assert text(wait.end(LIMIT)) == "1"
-    assert [text(each) for each in inbox.take_more(9)] == ["2"]
+    assert [text(each) for each in inbox.take_ready(9)] == ["2"]
 
 
 def test_peers_are_served_in_turn(item: Maker, take: Take) -> None:

@@ -139,7 +139,7 @@ def test_ctrl_c_on_the_way_out_of_get_loses_no_message(pair: Pair) -> None:
     got: list[object] = []
 
     def interrupt(frame: FrameType, event: str, argument: object) -> None:
-        if frame.f_code is netq.Communicator.unpack.__code__:
+        if frame.f_code is netq.Communicator._unpack.__code__:
             sys.settrace(before)
             signal.raise_signal(signal.SIGINT)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -11,17 +9,14 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, cast
 
-import pytest
-
 import netq
 from netq.core import Communicator
 from netq.errors import Busy, Closed, QueueFull
 from netq.exchange.envelope import UP_TO, Envelope, EnvelopeKind, Refusal
+from netq.exchange.requester import Requester
 from netq.exchange.requests import Request, Requests, UserCode
-from netq.exchange.uplink import Uplink
 from netq.runtime.undelivered import Undelivered
 from netq.testing.fixtures import LIMIT
-from netq.testing.log import LogRecorder
 
 EXCHANGE = uuid.uuid4()
 
@@ -51,7 +46,7 @@ class Queue:
     def _baton(self) -> Queue:
         return self
 
-    def defer(self, function: Callable[..., object], *arguments: Any) -> None:
+    def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
         function(*arguments)
 
     def put(self, envelope: Envelope, lane: int = 0) -> Sent:
@@ -65,18 +60,18 @@ class Queue:
         return delivery
 
 
-def uplink(queue: Queue) -> Uplink:
-    made = Uplink(netq.SerializationOptions())
+def requester_of(queue: Queue) -> Requester:
+    made = Requester(netq.SerializationOptions())
     made.queue = cast(Communicator, queue)
     return made
 
 
 def test_answer_is_sent_again_when_the_queue_was_full() -> None:
     queue = Queue(QueueFull(None, "3 messages (queue_size)"), QueueFull(None, "3 messages (queue_size)"))
-    made = uplink(queue)
+    made = requester_of(queue)
     made.answer(Envelope(EnvelopeKind.JOB, 7, "q"), Envelope(EnvelopeKind.DONE))
     made.answer(Envelope(EnvelopeKind.JOB, 8, "q"), Envelope(EnvelopeKind.RETURN))
-    made.send_again()
+    made.resend()
     found = [queue.put_to.get(timeout=LIMIT) for _ in range(4)]
     assert [(envelope.kind, envelope.number, lane) for envelope, lane in found] == [
         (EnvelopeKind.DONE, 7, 1),
@@ -86,13 +81,13 @@ def test_answer_is_sent_again_when_the_queue_was_full() -> None:
     ]
 
 
-def test_wish_is_told_again_when_the_queue_was_full() -> None:
+def test_registration_is_sent_again_when_the_queue_was_full() -> None:
     queue = Queue()
-    made = uplink(queue)
-    made.want(Envelope(EnvelopeKind.SUBSCRIBE, name="a"))
+    made = requester_of(queue)
+    made.register(Envelope(EnvelopeKind.SUBSCRIBE, name="a"))
     queue.errors = [QueueFull(None, "3 messages (queue_size)")]
     made.session_begins()
-    made.send_again()
+    made.resend()
     assert [queue.put_to.get(timeout=LIMIT)[0].name for _ in range(3)] == ["a", "a", "a"]
     made.session_begins()
     assert queue.put_to.get(timeout=LIMIT)[0].name == "a"
@@ -100,7 +95,7 @@ def test_wish_is_told_again_when_the_queue_was_full() -> None:
 
 def test_request_fails_when_the_session_ends_while_it_is_put() -> None:
     queue = Queue()
-    made = uplink(queue)
+    made = requester_of(queue)
     ends = threading.Thread(target=made.session_ends, args=(EXCHANGE,))
 
     def end() -> None:
@@ -113,17 +108,17 @@ def test_request_fails_when_the_session_ends_while_it_is_put() -> None:
     assert isinstance(future.exception(LIMIT), Closed)
 
 
-def test_what_is_withdrawn_while_a_session_is_told_of_it_is_withdrawn_last() -> None:
+def test_what_is_unregistered_while_a_session_announces_it_is_unregistered_last() -> None:
     queue = Queue()
-    made = uplink(queue)
-    made.want(Envelope(EnvelopeKind.SUBSCRIBE, name="a"))
-    made.want(Envelope(EnvelopeKind.SUBSCRIBE, name="b"))
+    made = requester_of(queue)
+    made.register(Envelope(EnvelopeKind.SUBSCRIBE, name="a"))
+    made.register(Envelope(EnvelopeKind.SUBSCRIBE, name="b"))
 
     def withdraw() -> None:
         queue.before = lambda: None
         for name in ("a", "b"):
             other = threading.Thread(
-                target=made.withdraw, args=(EnvelopeKind.SUBSCRIBE, Envelope(EnvelopeKind.UNSUBSCRIBE, name=name))
+                target=made.unregister, args=(EnvelopeKind.SUBSCRIBE, Envelope(EnvelopeKind.UNSUBSCRIBE, name=name))
             )
             other.start()
             other.join()
@@ -153,69 +148,22 @@ def test_refused_publications_leave_nothing() -> None:
 def test_failure_is_handled_before_the_future_tells_it() -> None:
     seen: list[Any] = []
     queue = Queue()
-    made = uplink(queue)
+    made = requester_of(queue)
 
     def failed(error: Exception) -> bool:
         seen.append((future.done(), str(error)))
         return False
 
     future = made.ask(Envelope(EnvelopeKind.WORK, name="q"), failed)
-    made.answered(Envelope(EnvelopeKind.REFUSED, 1, code=Refusal.FULL))
+    made.handle_answer(Envelope(EnvelopeKind.REFUSED, 1, code=Refusal.FULL))
     assert seen == [(False, "")]
     assert isinstance(future.exception(0), Busy)
 
 
 def test_done_up_to_a_number_settles_publications_only() -> None:
-    made = uplink(Queue())
+    made = requester_of(Queue())
     first, push, second = (
         made.ask(Envelope(kind, name="a")) for kind in (EnvelopeKind.PUBLISH, EnvelopeKind.PUSH, EnvelopeKind.PUBLISH)
     )
-    made.answered(Envelope(EnvelopeKind.DONE, 2, code=UP_TO))
+    made.handle_answer(Envelope(EnvelopeKind.DONE, 2, code=UP_TO))
     assert [future.done() for future in (first, push, second)] == [True, False, False]
-
-
-def test_callback_is_added_while_another_thread_holds_the_condition() -> None:
-    future, seen = uplink(Queue()).ask(Envelope(EnvelopeKind.PUSH, name="q")), list[str]()
-    holds, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with future._condition:  # and a finalizer on top of it waits for a lock of the other thread
-            holds.set()
-            go_on.wait(LIMIT)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert holds.wait(LIMIT)
-    adds = threading.Thread(target=future.add_done_callback, args=(lambda _: seen.append("called"),))
-    adds.start()
-    adds.join(LIMIT)
-    is_added = not adds.is_alive()
-    go_on.set()
-    holder.join()
-    adds.join()
-    future.set_result(None)
-    assert is_added
-    assert seen == ["called"]
-
-
-def test_each_callback_is_called_once() -> None:
-    for _ in range(300):
-        future, seen = uplink(Queue()).ask(Envelope(EnvelopeKind.PUSH, name="q")), SimpleQueue[int]()
-        settles = threading.Thread(target=future.set_result, args=(None,))
-        settles.start()
-        for number in range(20):
-            future.add_done_callback(functools.partial(lambda put, number, _: put(number), seen.put, number))
-        settles.join()
-        assert sorted(seen.get(timeout=LIMIT) for _ in range(20)) == list(range(20))
-        assert seen.empty()
-
-
-@pytest.mark.parametrize("fails", [lambda _: 1 // 0, lambda _: sys.exit(1)])
-def test_callback_that_fails_is_told_by_the_log_of_netq(log: LogRecorder, fails: Callable[[object], object]) -> None:
-    future, seen = uplink(Queue()).ask(Envelope(EnvelopeKind.PUSH, name="q")), list[str]()
-    future.add_done_callback(fails)
-    future.add_done_callback(lambda _: seen.append("called"))
-    future.set_result(None)
-    future.add_done_callback(lambda _: 1 // 0)
-    log.wait("a callback of a future failed", 2)
-    assert seen == ["called"]
