@@ -159,13 +159,13 @@ class Peer:
     def post(self, message: Outgoing) -> None:
         """Queue a message, and see that it is sent. In any thread. The first row that applies says when:
 
-            a small one behind a few that wait     with those
-            one to several peers                   with others: when an ACK comes, a user waits, or 1 ms has passed;
-                                                   the caller wakes the loop's thread, once for all peers
-            a small one behind _FEW not            with others, as above
-            acknowledged
-            any other, if the link is inline       now, as much of it as the socket takes, if the baton is free
-            any other                              by the loop's thread, soon
+        a small one behind a few that wait     with those
+        one to several peers                   with others: when an ACK comes, a user waits, or 1 ms has passed;
+                                               the caller wakes the loop's thread, once for all peers
+        a small one behind _FEW not            with others, as above
+        acknowledged
+        any other, if the link is inline       now, as much of it as the socket takes, if the baton is free
+        any other                              by the loop's thread, soon
         """
         # First the append, then the look into `unflushed`, without the baton. A flush removes its entry there, and then
         # takes the outbox. So an entry that is still seen belongs to a flush that will find this message.
