@@ -60,20 +60,20 @@ test: .venv/dev tools
 unit: .venv/dev
 	$(RUN) -m pytest $(SPREAD) -m 'not slow'
 
-# The tests of what needs no torch, under another Python, and without the compiled codec.
+# The quick tests of what needs no torch, under another Python, and without the compiled codec.
 other: tools
 	$(OTHER) -m venv .venv-other
 	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	NETQ_PURE=1 .venv-other/bin/python -m pytest $(SPREAD) tests/netq tests/edge
+	NETQ_PURE=1 .venv-other/bin/python -m pytest $(SPREAD) -m 'not slow' tests/netq tests/edge
 
-# Flower's own tests, in an environment of their own: it has upper bounds for much that others want newer.
+# The tests that need Flower, in an environment of their own: it has upper bounds for much that others want newer.
 .venv-flower: pyproject.toml constraints.txt netq/protocol/_codec.c
 	$(PYTHON) -m venv $@
 	$@/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	--editable '.[test,torch,flower]' 'flwr[simulation]' xgboost-cpu && touch $@
 
 flower: .venv-flower tools
-	.venv-flower/bin/python -m pytest $(SPREAD) tests/fl/flower tests/edge
+	.venv-flower/bin/python -m pytest $(SPREAD) tests/fl/flower tests/edge/test_flower.py tests/edge/test_flower_restart.py
 
 faults: .venv/dev tools
 	$(RUN) -m pytest tests/faults
