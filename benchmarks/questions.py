@@ -1,4 +1,4 @@
-"""The questions as data: task, sizes, peers and goals. Read by __main__.py, table.py and page.py.
+"""The questions as data: task, sizes, peers and goals. Read by __main__.py, table.py, plot.py and page.py.
 
 A goal bounds the ratio of netq's median to that of the best other peer in the same run; without other peers it bounds
 the median itself. The plot shows the first figure of a question.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from benchmarks.peers import PIECES, SPINS
 from benchmarks.task import Task
 
 MIB = 1024**2
+BY_SIZE, LOAD = "benchmarks-by-size", "benchmarks-load"  # pages
 
 
 @dataclass(frozen=True)
@@ -36,20 +38,23 @@ class Question:
     goals: tuple[Goal, ...]
     quick: Task
     note: str = ""
+    page: str = "benchmarks"  # of docs/reference; those without one are not part of a run of all questions
 
     @property
     def subject(self) -> str:
         """The peer that the others are compared with: the first."""
         return self.peers[0]
 
-    @property
-    def is_sweep(self) -> bool:
-        """Whether it measures many sizes: its figures are tables by size, on a page of their own."""
-        return self.task.work == "sweep"
-
 
 def _question(
-    name: str, title: str, task: Task, figures: str, peers: tuple[str, ...], goals: tuple[Goal, ...], note: str = ""
+    name: str,
+    title: str,
+    task: Task,
+    figures: str,
+    peers: tuple[str, ...],
+    goals: tuple[Goal, ...] = (),
+    note: str = "",
+    page: str = "benchmarks",
 ) -> Question:
     """Return a question. Its quick variant does a tenth of the task, and at least two messages."""
     less = replace(task, count=max(task.count // 10, 2), seconds=task.seconds / 10)
@@ -57,7 +62,7 @@ def _question(
         less = replace(less, size=max(task.size >> 8, task.smallest))
     elif task.step:
         less = replace(less, count=task.count, size=max(task.size >> 4, task.smallest))
-    return Question(name, title, task, tuple(figures.split()), peers, goals, less, note)
+    return Question(name, title, task, tuple(figures.split()), peers, goals, less, note, page)
 
 
 def _exchange(count: int = 1, size: int = 2 * MIB, together: bool = True, smallest: int = 0, step: int = 0) -> Task:
@@ -90,19 +95,21 @@ _MIXED = "Powers of four from 256 B to 256 MiB, round((256 MiB / size) ** 0.5) o
 
 _SWEEP = Task("sweep", "array", 256 * MIB, 1, seconds=0.08, smallest=1, step=2)
 _BY_SIZE = "p50 p99 throughput messages"
+_RING = Task("sweep", "array", MIB, 1, seconds=0.1, smallest=4, step=2)
+_RINGS = ("netq ring socket", "netq ring socket waiting", "netq ring", "raw", "unix socket", "pipes")
 
 QUESTIONS = (
-    _question("sweep-tcp", "TCP", _SWEEP, _BY_SIZE, ("netq tcp", "raw", "raw sliced", "pyzmq"), ()),
+    _question("sweep-tcp", "TCP", _SWEEP, _BY_SIZE, ("netq tcp", "raw", "raw sliced", "pyzmq"), page=BY_SIZE),
     _question(
         "sweep-shm",
         "Shared memory",
         _SWEEP,
         _BY_SIZE,
         ("netq shm", "netq ring socket", "pipes", "unix socket", "shared_memory"),
-        (),
-        "All on one machine. pipes: two named pipes with 1 MiB each. unix socket: a stream socket, as of socketpair. "
-        "shared_memory: multiprocessing.shared_memory, with two slots each way; a token in a Unix socket says that a "
-        "slot is full, another that it is free. Its receiver reads the message in the slot.",
+        note="All on one machine. pipes: two named pipes with 1 MiB each. unix socket: a stream socket, as of "
+        "socketpair. shared_memory: multiprocessing.shared_memory, with two slots each way; a token in a Unix socket "
+        "says that a slot is full, another that it is free. Its receiver reads the message in the slot.",
+        page=BY_SIZE,
     ),
     _question(
         "tcp-2mib",
@@ -138,7 +145,7 @@ QUESTIONS = (
     _question(
         "tcp-round-trip",
         "TCP, round trip of an object of 64 bytes",
-        Task("round_trip", "object", 64, 10_000, warm=500),
+        Task("echo", "object", 64, 10_000, warm=500),
         "p50 p99 cpu_message",
         ("netq tcp", *_AIO, "raw", "pyzmq", "multiprocessing", *_LOOPS),
         (
@@ -215,7 +222,7 @@ QUESTIONS = (
     _question(
         "shm-ring",
         "Shared memory: the ring alone, round trip 4 → 1024 bytes",
-        Task("round_trip", "object", 4, 50_000, warm=5000, reply=1024),
+        Task("echo", "object", 4, 50_000, warm=5000, reply=1024),
         "p50 p99 cpu_message",
         ("netq ring", "raw"),
         (Goal("p50", "netq ring", ("raw",), at_most=0.1),),
@@ -224,7 +231,7 @@ QUESTIONS = (
     _question(
         "shm-round-trip",
         "Shared memory: round trip of an object of 64 bytes",
-        Task("round_trip", "object", 64, 10_000, warm=500),
+        Task("echo", "object", 64, 10_000, warm=500),
         "p50 p99 cpu_message",
         ("netq shm", "netq tcp"),
         (Goal("p50", "netq shm", ("netq tcp",), at_most=1 / 3),),
@@ -259,5 +266,29 @@ QUESTIONS = (
         (*_TRANSPORTS, "raw", "pyzmq"),
         tuple(Goal("extra", name, at_most=1.25) for name in _TRANSPORTS),
         "The first and only one: nothing is warm, and its memory is fresh. The sender's own array is not counted.",
+    ),
+    _question(
+        "curve",
+        "Latency by rate",
+        Task("curve", "object", 64, 1, seconds=0.5),
+        "",
+        ("netq tcp", "netq grpc", *_GRPCIO, "pyzmq aio", "asyncio streams"),
+        page=LOAD,
+    ),
+    _question("ring", "The ring socket", _RING, "p50 p99 p99.9 throughput", _RINGS, page=""),
+    _question(
+        "ring-ping",
+        "The ring socket: a PING of 4 bytes, a PONG of 1024, as in Jocket's own benchmark",
+        Task("echo", "object", 4, 10_000, warm=500, reply=1024),
+        "p50 p99 p99.9",
+        _RINGS,
+        page="",
+    ),
+    *(
+        _question(f"ring-{what}", f"The ring socket: {what}", _RING, "p50 p99 throughput", peers, page="")
+        for what, peers in (
+            ("spin", tuple(f"spin {spin} µs" for spin in SPINS)),
+            ("piece", tuple(f"piece {piece} KiB" for piece in PIECES)),
+        )
     ),
 )

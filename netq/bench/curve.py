@@ -14,7 +14,8 @@ from netq.bench.client import Client
 from netq.bench.load import TAIL, Figures, Load, Try, attempt
 from netq.bench.output import Column
 from netq.bench.progress import Progress
-from netq.bench.workloads import MICROSECOND, spread
+from netq.bench.statistics import spread
+from netq.bench.workloads import MICROSECOND
 
 REACHED = 0.95  # share of the rate that is answered in the time of a try
 MOST = 100  # rates of a curve

@@ -5,9 +5,6 @@ moment. So a stall counts in the latency of every message that was due in it. A 
 sends again counts the stall once (coordinated omission; Gil Tene, "How NOT to Measure Latency").
 
 One thread sends and receives, because two would wait for each other's turn in the interpreter.
-
-The search for the highest rate doubles and bisects. It assumes that a rate holds if a higher one does. On a real
-machine that is not quite so; then the result is one rate that holds, not a proof that no higher one does.
 """
 
 from __future__ import annotations
@@ -22,11 +19,9 @@ from typing import Any
 from netq.bench import streaming
 from netq.bench.client import Client, Sides
 from netq.bench.progress import Progress
-from netq.bench.workloads import MICROSECOND, may_exceed, percentile, side, spread
+from netq.bench.statistics import may_exceed, percentile, search, spread
+from netq.bench.workloads import MICROSECOND, side
 
-CLOSE = 1.05  # ratio of the rate that fails to the rate that holds at which a search ends
-LEAST, MOST = 1.0, 1e7  # messages a second: the bounds of a search
-FIRST = 1000.0  # messages a second: where a search begins
 TAIL = "99.9"  # the percentile that a limit is for
 _IN_FLIGHT = 16_384  # messages; a message that is due waits while so many have no echo, and the wait is in its latency
 _LEAD = 1_000_000  # nanoseconds from the beginning to the first message
@@ -88,7 +83,7 @@ def highest_rate(client: Client, load: Load, progress: Progress) -> Figures:
                 return True
         return False
 
-    found = highest(holds, FIRST)
+    found = highest(holds)
     tried = [{"rate": each.rate, "holds": each.holds(limit)} for each in tries]
     best = next((each for each in reversed(tries) if each.rate == found and each.holds(limit)), None)
     return {
@@ -156,29 +151,12 @@ def _figures(load: Load, tried: Try) -> Figures:
     }
 
 
-def highest(holds: Callable[[float], bool], start: float) -> float:
-    """Return the highest rate that holds, to within CLOSE; 0 if even LEAST does not hold."""
-    low, high = _bracket(holds, start)
-    while low and high / low > CLOSE:
-        middle = (low * high) ** 0.5
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _bracket(holds: Callable[[float], bool], start: float) -> tuple[float, float]:
-    """Return a rate that holds (0: none does), and a rate that fails, at most twice as high (or MOST)."""
-    rate = start
-    if holds(rate):
-        while rate < MOST:
-            if not holds(min(2 * rate, MOST)):
-                return rate, min(2 * rate, MOST)
-            rate = min(2 * rate, MOST)
-        return rate, rate
-    while rate > LEAST:
-        rate = max(rate / 2, LEAST)
-        if holds(rate):
-            return rate, 2 * rate
-    return 0.0, rate
+def highest(holds: Callable[[float], bool]) -> float:
+    """Return the highest rate that holds; 0 if none does."""
+    rates = search()
+    rate = next(rates)
+    try:
+        while True:
+            rate = rates.send(holds(rate))
+    except StopIteration as found:
+        return float(found.value)

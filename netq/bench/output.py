@@ -1,4 +1,4 @@
-"""What a work prints and writes that measures row by row (sweep.py, curve.py): its table, CSV files and plot.
+"""Tables, CSV files and plots: of the works that measure row by row (sweep.py, curve.py), and of benchmarks/.
 
 The options `csv`, `raw` and `plot` name the files. `check` is called before anything is measured. matplotlib is
 imported for plots only.
@@ -38,6 +38,13 @@ def aligned(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Iterato
         yield "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown, aligned for readers of the text. The first row has the titles."""
+    widths = [max(3, *map(len, cells)) for cells in zip(*rows, strict=True)]
+    lines = [" | ".join(map(str.ljust, cells, widths)) for cells in rows]
+    return [f"| {line} |" for line in (lines[0], " | ".join("-" * width for width in widths), *lines[1:])]
+
+
 def named(options: argparse.Namespace) -> list[tuple[str, Path]]:
     """Return the options that name a file, and the files."""
     return [(name, path) for name in FILES if (path := getattr(options, name, None)) is not None]
@@ -67,18 +74,21 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
 
 
 @contextmanager
-def drawn(path: Path, plots: int = 1) -> Iterator[Any]:
-    """Yield the axes of a plot, or of several below one another. Write it at the end, as its suffix says."""
+def drawn(path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float] | None = None) -> Iterator[Any]:
+    """Yield the axes of a plot, or of several. Write it at the end, as its suffix says: equal figures, equal bytes."""
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 2 + 2.5 * plots), layout="constrained")
-    FigureCanvasAgg(figure)  # needs no display, whatever MPLBACKEND is
-    axes = figure.subplots(plots, sharex=True)
-    for each in figure.axes:
-        each.grid(alpha=0.3)
-    yield axes
-    figure.savefig(path, format=path.suffix[1:].lower(), dpi=120)
+    with matplotlib.rc_context({"svg.hashsalt": "netq", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=size or (7, 2 + 2.5 * rows), layout="constrained")
+        FigureCanvasAgg(figure)  # needs no display, whatever MPLBACKEND is
+        axes = figure.subplots(rows, columns, sharex=True)
+        for each in figure.axes:
+            each.grid(alpha=0.3)
+        yield axes
+        kind = path.suffix[1:].lower()
+        figure.savefig(path, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Usage(NamedTuple):
 
 
 class Meter:
-    """Measures what the process uses from now on."""
+    """Measures what the process uses from now on: memory, and CPU time, which `begin` starts again."""
 
     def __init__(self) -> None:
         try:
@@ -39,6 +39,10 @@ class Meter:
             self._before: int | None = _peak()
         except OSError:
             self._before = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Measure CPU time from now on."""
         self._cpu = time.process_time_ns()
 
     def read(self) -> Usage:
@@ -104,6 +108,12 @@ def may_use(core: int) -> bool:
             return True
     except (OSError, OverflowError, AttributeError):  # no such core, not allowed, or not possible on this system
         return False
+
+
+def pin(number: int) -> None:
+    """Pin this process to one of the cores that it may use, the first for 0; to none if there is only one."""
+    if len(own := cores()) > 1:
+        os.sched_setaffinity(0, {own[number % len(own)]})
 
 
 @contextlib.contextmanager

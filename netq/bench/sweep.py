@@ -17,7 +17,8 @@ from netq.bench.client import Client, ClientGroup
 from netq.bench.plan import MOST_MESSAGES, Plan
 from netq.bench.progress import Progress
 from netq.bench.protocol import RefusedByServer
-from netq.bench.workloads import MICROSECOND, Figures, percentile
+from netq.bench.statistics import percentile
+from netq.bench.workloads import MICROSECOND, Figures
 
 TRANSFERS = 5  # that count for each size; their median is reported
 _WARM_UP = 0.1  # share of the time, before round trips that count

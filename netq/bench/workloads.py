@@ -1,19 +1,12 @@
 """What is measured without a rate: iops, latency, throughput. Each returns its figures under their keys in JSON.
 
 load.py measures at a rate. Times are of perf_counter_ns, and go into an array that is allocated before.
-
-Percentiles are by nearest rank: the p-th of n values is the one at rank ceil(p / 100 * n) of the sorted values, the
-smallest measured value that at least p of 100 do not exceed. Nothing is interpolated. With fewer than 1,000 values
-p99.9 is the maximum.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from array import array
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import Any
 
 from netq.bench import streaming
@@ -21,9 +14,9 @@ from netq.bench.client import Client, ClientGroup, Sides, Transfer
 from netq.bench.plan import Plan
 from netq.bench.progress import Progress
 from netq.bench.resources import Usage, one_by_one
+from netq.bench.statistics import spread
 
 MICROSECOND = 1000  # nanoseconds
-PERCENTILES = ("50", "90", "99", "99.9")  # text: the float 99.9 / 100 * 1000 is above 999, and gives rank 1000
 
 Figures = dict[str, Any]
 
@@ -106,25 +99,3 @@ def _moved(done: list[Transfer]) -> tuple[int, int]:
 
 def _used(sides: list[Sides]) -> dict[str, Figures]:
     return {name: side(one_by_one([getattr(each, name) for each in sides])) for name in Sides._fields}
-
-
-def rank(percent: str, count: int) -> int:
-    """Return the rank of a percentile among `count` sorted values, counted from 1."""
-    return max(1, math.ceil(Fraction(percent) * count / 100))
-
-
-def percentile(percent: str, ordered: Sequence[int]) -> int:
-    """Return a percentile of sorted values; there is at least one."""
-    return ordered[rank(percent, len(ordered)) - 1]
-
-
-def spread(values: Iterable[int], unit: int) -> dict[str, float]:
-    """Return minimum, percentiles and maximum, each divided by `unit`."""
-    ordered = sorted(values)
-    found = {f"p{percent}": percentile(percent, ordered) / unit for percent in PERCENTILES}
-    return {"min": ordered[0] / unit, **found, "max": ordered[-1] / unit}
-
-
-def may_exceed(percent: str, count: int) -> int:
-    """Return how many of `count` values may exceed a limit that the percentile does not exceed."""
-    return count - rank(percent, count)

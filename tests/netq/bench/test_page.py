@@ -13,7 +13,7 @@ import pytest
 from netq.bench import curve, sweep_output
 from netq.bench.cli import make_parser, parse
 from netq.bench.report import FIGURES
-from netq.bench.workloads import spread
+from netq.bench.statistics import spread
 from netq.security import certificates
 from tests.netq.bench.conftest import Run, Start
 from tests.pages import Page
