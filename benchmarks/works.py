@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from benchmarks.task import Task, check, check_same, message
 from netq.bench.resources import Meter
-from netq.bench.statistics import percentile, search
+from netq.bench.statistics import REACHED, percentile, search
 
 T = TypeVar("T")
 ACK = b"."  # sent when everything has arrived
@@ -30,7 +30,6 @@ SMALL = 64 * 1024  # bytes: up to this size the messages of a sweep are `bytes`,
 LEAST = 3  # messages of each size of a sweep that count
 WARM = 0.1  # share of the time of a sweep, for messages that do not count
 RATES = tuple(round(1000 * 2 ** (step / 2)) for step in range(16))  # messages a second, of a curve: to 181,000
-REACHED = 0.95  # share of a rate that is answered in its time; below, the curve ends
 
 
 class Wire(Protocol):

@@ -13,10 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from netq.bench import curve, plan
+from netq.bench import load, plan
 from netq.bench.checks import PASSWORD, PREFIX, TIMEOUT, check, fill, settle
-from netq.bench.protocol import DIRECTIONS, MOST_DELAY
-from netq.bench.service import CLIENTS
+from netq.bench.protocol import DIRECTIONS
 from netq.options import NetworkLocation, Protocol
 from netq.text import parse_netloc
 from netq.validate import is_number
@@ -92,14 +91,14 @@ def copies(options: argparse.Namespace) -> int:
     is_both = getattr(options, "direction", None) == "both" or getattr(options, "mode", None) == "async"
     here = 2 if is_echo or is_both else 1
     in_server = 2 if is_both else 1
-    return int(options.clients * (here + (in_server if options.purpose == "both" else 0)))
+    return here + (in_server if options.purpose == "both" else 0)
 
 
 def _server(parser: Parser) -> None:
     _add(parser, "--max-message", "the largest message that it takes, or makes", "1GiB", type=_size, metavar="SIZE")
     _add(parser, "--core", "stay on this core", type=_whole(0), metavar="N")
     _flag(parser, "--until-eof", "end when stdin does, too")
-    parser.set_defaults(purpose="server", clients=None)  # clients: it serves without end
+    parser.set_defaults(purpose="server")
     _communicator(parser)
     _add(parser, "--protocol", "the same on both sides", "tcp", choices=_PROTOCOLS, metavar="|".join(_PROTOCOLS))
     _netloc(parser, "where to listen; with mqtt, the broker's; default 127.0.0.1:51966")
@@ -120,10 +119,6 @@ def _iops(parser: Parser) -> None:
     _add(parser, "--step-expo", counts, type=_number(0, 4), metavar="X")
     _add(parser, "--seed", "with --step-size: of the order in which sizes come; default 0", type=int, metavar="N")
     _add(parser, "--reps", "so often; default 4000, with --step-size 1", type=_whole(1), metavar="N")
-    number: Any = {"type": _whole(1, CLIENTS), "metavar": "N"}
-    _add(parser, "--clients", "so many at once; of a server: to serve, then end", "1", **number)
-    pause: Any = {"type": _number(0, MOST_DELAY), "metavar": "S"}
-    _add(parser, "--delay", "seconds that a sender pauses before each message", "0", **pause)
     parser.set_defaults(core=None, until_eof=False)
     _communicator(parser)
     _search(parser)
@@ -157,10 +152,8 @@ def _sweep(parser: Parser) -> None:
         parser, "--seconds", "of round trips for each size, and of messages", "2", type=_number(0.01, 3600), metavar="S"
     )
     _client(parser)
-    _add(parser, "--clients", "so many at once", "1", type=_whole(1, CLIENTS), metavar="N")
     _communicator(parser)
     _add(parser, "--csv", "write the table", type=Path, metavar="FILE")
-    _add(parser, "--raw", "write each round trip and each rate, as CSV", type=Path, metavar="FILE")
     _add(parser, "--plot", "draw the table, as SVG or PNG by its suffix; needs matplotlib", type=Path, metavar="FILE")
 
 
@@ -179,8 +172,7 @@ def _load(parser: Parser) -> None:
 
 
 def _client(parser: Parser) -> None:
-    """Add the options of a workload with one client."""
-    parser.set_defaults(clients=1)
+    """Add the options of a work that starts a server here, if there is none."""
     _flag(parser, "--spawn", "start a server here also with --netloc")
     _search(parser)
     _secure(parser)
@@ -261,8 +253,10 @@ def _number(least: float, most: float) -> Callable[[str], float]:
 
 def _rates(text: str) -> list[float]:
     rates = [_number(0.1, 1e7)(each) for each in text.split(",")]
-    if len(rates) > curve.MOST or any(low >= high for low, high in pairwise(rates)):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected at most {curve.MOST} rates, each above the one before")
+    if len(rates) > load.MOST_RATES or any(low >= high for low, high in pairwise(rates)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; expected at most {load.MOST_RATES} rates, each above the one before"
+        )
     return rates
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from netq.bench import curve, sweep_output
+from netq.bench import load, sweep
 from netq.bench.plan import format_size
 from netq.text import format_netloc
 
@@ -42,13 +42,13 @@ _ALL = ("netloc", "tls", "secure")
 _ARGUMENTS = {  # of each workload, in the order in which they are printed
     "iops": (
         *("protocol", "purpose", "mode", "min_size", "max_size", "step_size", "step_expo", "reps", "seed"),
-        *("clients", "workers", "transport_size", "put_merge", "get_merge", "delay", *_ALL),
+        *("workers", "transport_size", "put_merge", "get_merge", *_ALL),
     ),
     "latency": ("size", "count", "protocol", *_ALL),
     "throughput": ("size", "count", "direction", "protocol", *_ALL),
     "sweep": (
         *("min_size", "max_size", "step", "seconds", "protocol"),
-        *("clients", "workers", "transport_size", "put_merge", "get_merge", *_ALL),
+        *("workers", "transport_size", "put_merge", "get_merge", *_ALL),
     ),
     "load": ("size", "rate", "rates", "seconds", "limit", "protocol", *_ALL),
 }
@@ -82,7 +82,7 @@ def as_table(report: dict[str, Any]) -> str:
         lines.append(
             f"{name}: python {facts['python']}, netq {facts['netq']}, {facts['machine']}, {facts['cores']} cores"
         )
-    for work, table in (("curve", curve.table), ("sizes", sweep_output.table)):
+    for work, table in (("curve", load.table), ("sizes", sweep.table)):
         if work in report["figures"]:
             return "\n".join([*lines, *table(report["figures"])])
     rows = list(_rows(report["figures"]))

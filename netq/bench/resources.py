@@ -63,20 +63,6 @@ def one_by_one(usages: Sequence[Usage]) -> Usage:
     return Usage(sum(u.cpu for u in usages), most(u.resident for u in usages), most(u.extra for u in usages))
 
 
-def at_once(usages: Sequence[Usage]) -> Usage:
-    """Return what one process used in one period that several meters measured.
-
-    Each meter measures the whole process. The meters start one after the other while clients still allocate their
-    messages. So the highest memory before the period is that of the last meter, when everything was allocated.
-    """
-    cpu = max(u.cpu for u in usages)
-    known = [(u.resident, u.resident - u.extra) for u in usages if u.resident is not None and u.extra is not None]
-    if not known:
-        return Usage(cpu, None, None)
-    peak = max(resident for resident, _ in known)
-    return Usage(cpu, peak, max(0, peak - max(before for _, before in known)))
-
-
 def facts() -> Facts:
     """Return facts about this side's machine and software."""
     return {

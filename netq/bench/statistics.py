@@ -17,6 +17,7 @@ T = TypeVar("T", int, float)
 PERCENTILES = ("50", "90", "99", "99.9")  # text: the float 99.9 / 100 * 1000 is above 999, and gives rank 1000
 CLOSE = 1.05  # ratio of the rate that fails to the rate that holds at which a search ends
 LEAST, MOST = 1.0, 1e7  # messages a second: the bounds of a search
+REACHED = 0.95  # share of a rate that is answered in its time; below, a curve ends
 FIRST = 1000.0  # messages a second: where a search begins
 
 

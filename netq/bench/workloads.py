@@ -1,6 +1,7 @@
-"""What is measured without a rate: iops, latency, throughput. Each returns its figures under their keys in JSON.
+"""What is measured without a rate and at one size: iops, latency, throughput.
 
-load.py measures at a rate. Times are of perf_counter_ns, and go into an array that is allocated before.
+Each returns its figures under their keys in JSON. load.py measures at a rate, sweep.py by size. Times are of
+perf_counter_ns, and go into an array that is allocated before.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from array import array
 from typing import Any
 
 from netq.bench import streaming
-from netq.bench.client import Client, ClientGroup, Sides, Transfer
+from netq.bench.client import Client, Sides, Transfer
 from netq.bench.plan import Plan
-from netq.bench.progress import Progress
 from netq.bench.resources import Usage, one_by_one
 from netq.bench.statistics import spread
 
@@ -21,10 +21,9 @@ MICROSECOND = 1000  # nanoseconds
 Figures = dict[str, Any]
 
 
-def iops(clients: ClientGroup, plan: Plan, mode: str, delay: float, progress: Progress) -> Figures:
+def iops(client: Client, plan: Plan, mode: str) -> Figures:
     """Send the messages of a plan each way: one direction after the other ("sync"), or both at once ("async")."""
-    directions = ("up", "down") if mode == "sync" else ("both",)
-    done = [clients.transfer(way, plan, progress.bar(f"iops {mode}, {way}", plan.count), delay) for way in directions]
+    done = [client.transfer(direction, plan) for direction in (("up", "down") if mode == "sync" else ("both",))]
     seconds = sum(transfer.seconds for transfer in done)
     messages, nbytes = _moved(done)
     return {
@@ -37,9 +36,9 @@ def iops(clients: ClientGroup, plan: Plan, mode: str, delay: float, progress: Pr
     }
 
 
-def throughput(client: Client, plan: Plan, direction: str, progress: Progress) -> Figures:
+def throughput(client: Client, plan: Plan, direction: str) -> Figures:
     """Send messages of one size: "up" to the server, "down" from it, or "both" ways at once."""
-    transfer = client.transfer(direction, plan, progress.bar(f"throughput {direction}", plan.count))
+    transfer = client.transfer(direction, plan)
     messages, nbytes = _moved([transfer])
     used = _used([transfer.used])
     for side in used.values():
@@ -54,14 +53,13 @@ def throughput(client: Client, plan: Plan, direction: str, progress: Progress) -
     }
 
 
-def latency(client: Client, size: int, count: int, progress: Progress) -> Figures:
+def latency(client: Client, size: int, count: int) -> Figures:
     """Make round trips of one message, one after the other."""
     times = array("q", bytes(8 * count))
-    show = progress.bar("latency", count)
     with client.echoing(size) as echoes:
         echoes.warm_up()
         begin = time.perf_counter_ns()
-        measure_round_trips(echoes.end, echoes.message, times, show)
+        measure_round_trips(echoes.end, echoes.message, times)
         seconds = (time.perf_counter_ns() - begin) / 1e9
     assert echoes.used is not None
     return {
@@ -73,9 +71,7 @@ def latency(client: Client, size: int, count: int, progress: Progress) -> Figure
     }
 
 
-def measure_round_trips(
-    end: streaming.Endpoint, message: streaming.Payload, times: array[int], show: streaming.Show
-) -> None:
+def measure_round_trips(end: streaming.Endpoint, message: streaming.Payload, times: array[int]) -> None:
     """Make `len(times)` round trips, and store the nanoseconds of each."""
     clock, put, receive = time.perf_counter_ns, end.put, streaming.receive_one
     for number in range(len(times)):
@@ -83,8 +79,6 @@ def measure_round_trips(
         put(message)
         receive(end)
         times[number] = clock() - begin
-        if not number % streaming.BATCH:
-            show(number)
 
 
 def side(used: Usage) -> Figures:

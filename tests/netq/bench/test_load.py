@@ -98,9 +98,9 @@ def test_messages_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 def test_rate_holds_if_complete_and_tail_within_limit() -> None:
     used = Sides(Usage(0, None, None), Usage(0, None, None))
     times = array("q", [1] * 999 + [7])
-    assert load.Try(1.0, 1000, times, 1.0, used).holds(1)
-    assert not load.Try(1.0, 1000, times[:999], 1.0, used).holds(1)
-    assert not load.Try(1.0, 1000, array("q", [1] * 998 + [7] * 2), 1.0, used).holds(1)
+    assert load.Try(1.0, 64, 1000, times, 1.0, used).holds(1)
+    assert not load.Try(1.0, 64, 1000, times[:999], 1.0, used).holds(1)
+    assert not load.Try(1.0, 64, 1000, array("q", [1] * 998 + [7] * 2), 1.0, used).holds(1)
 
 
 @pytest.mark.parametrize("limit", [1.0, 1.5, 3.0, 900.0, 1000.0, 1001.0, 47_123.0, 9e6])
