@@ -29,7 +29,7 @@ def draw(question: Question, samples: Samples, folder: Path) -> None:
             _curves(axes, names, samples)
     else:
         with drawn(path, size=(6.4, 0.7 + 0.28 * len(names))) as axes:
-            _bars(axes, question.figures[0], names[::-1], samples)
+            _bars(axes, question.figures.split()[0], names[::-1], samples)
 
 
 def _bars(axes: Any, figure: str, names: list[str], samples: Samples) -> None:

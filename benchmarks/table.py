@@ -91,7 +91,7 @@ def render(question: Question, samples: Samples, missing: Missing) -> list[str]:
         return _by_size(question, samples, missing)
     if question.task.work == "curve":
         return _by_rate(samples, missing)
-    head = ["", *(FIGURES[name].title for name in question.figures)]
+    head = ["", *(FIGURES[name].title for name in question.figures.split())]
     head.insert(2, f"× {question.subject}")
     rows = [_row(question, samples, name, missing) for name in question.peers if name in samples or name in missing]
     goals = [f"- {verdict(goal, samples)[1]}" for goal in question.goals]
@@ -111,7 +111,7 @@ def _by_size(question: Question, samples: Samples, missing: Missing) -> list[str
     """Return a table for each figure of a sweep: sizes are rows, and peers columns with their ratio to the subject."""
     sizes, names = question.task.sizes(), [name for name in question.peers if name in samples]
     lines: list[str] = []
-    for figure in question.figures:
+    for figure in question.figures.split():
         found = {name: medians_by_size(samples[name], figure, sizes) for name in names}
         own = found.get(question.subject)
         rows = [
@@ -161,9 +161,9 @@ def _with_ratio(value: float, own: float) -> str:
 
 def _row(question: Question, samples: Samples, name: str, missing: Missing) -> list[str]:
     if name not in samples:
-        return [name, "not here", *[""] * len(question.figures)]
-    cells = [_cell(samples[name], figure) for figure in question.figures]
-    first = question.figures[0]
+        return [name, "not here", *[""] * len(question.figures.split())]
+    figures = question.figures.split()
+    cells, first = [_cell(samples[name], figure) for figure in figures], figures[0]
     subject = samples.get(question.subject)
     own = median(subject, first) if subject else 0.0
     return [name, cells[0], f"{median(samples[name], first) / own:.2f}" if own else "", *cells[1:]]

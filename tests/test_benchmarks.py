@@ -178,10 +178,9 @@ QUESTION = Question(
     "name",
     "Title",
     ONE_WAY,
-    ("throughput", "extra"),
+    "throughput extra",
     ("netq tcp", "raw", "pyzmq", "gloo"),
     (Goal("throughput", "netq tcp", ("raw",), at_least=0.95),),
-    ONE_WAY,
 )
 
 
@@ -272,7 +271,7 @@ def test_questions_name_existing_peers_and_figures() -> None:
     assert len({question.name for question in QUESTIONS}) == len(QUESTIONS)
     for question in QUESTIONS:
         assert set(question.peers) <= set(PEERS), question.name
-        assert set(question.figures) <= set(FIGURES), question.name
+        assert set(question.figures.split()) <= set(FIGURES), question.name
         for goal in question.goals:
             assert {goal.subject, *goal.others} <= set(question.peers), question.name
             assert (goal.at_least is None) != (goal.at_most is None), question.name
@@ -298,7 +297,7 @@ def test_run_prints_tables_and_writes_all_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setattr(command, "OUT", tmp_path)
-    monkeypatch.setattr(command, "QUESTIONS", [replace(QUESTION, quick=ONE_WAY)])
+    monkeypatch.setattr(command, "QUESTIONS", [QUESTION])
     command.main(["--quick", "--only-peers", "netq tcp", "raw"])
     out = capsys.readouterr().out
     assert "name: Title" in out
@@ -331,7 +330,7 @@ def test_wrong_arguments_are_one_line(arguments: list[str], capsys: pytest.Captu
 SWEEPS = [question for question in QUESTIONS if question.page == "benchmarks-by-size"]
 SWEEP = Task("sweep", "array", 2**20, 1, seconds=0.002, smallest=1, step=10)
 SIZES = [1, 2**10, 2**20]
-BY_SIZE = Question("by-size", "Title", SWEEP, ("p50", "throughput"), ("netq tcp", "raw", "pyzmq"), (), SWEEP, "A note.")
+BY_SIZE = Question("by-size", "Title", SWEEP, "p50 throughput", ("netq tcp", "raw", "pyzmq"), note="A note.")
 
 
 def swept(factor: float) -> Sample:

@@ -36,7 +36,7 @@ class Meter:
     def __init__(self) -> None:
         try:
             _CLEAR.write_text(_RESET_PEAK)
-            self._before: int | None = _peak()
+            self._before: int | None = peak()
         except OSError:
             self._before = None
         self.begin()
@@ -50,8 +50,8 @@ class Meter:
         cpu = time.process_time_ns() - self._cpu
         if self._before is None:
             return Usage(cpu, None, None)
-        peak = _peak()
-        return Usage(cpu, peak, max(0, peak - self._before))
+        resident = peak()
+        return Usage(cpu, resident, max(0, resident - self._before))
 
 
 def one_by_one(usages: Sequence[Usage]) -> Usage:
@@ -116,7 +116,8 @@ def pinned(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _peak() -> int:
+def peak() -> int:
+    """Return the peak of this process's resident memory in bytes, since a meter was made. Linux only."""
     return _read(_STATUS, "VmHWM")
 
 
