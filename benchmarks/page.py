@@ -31,9 +31,9 @@ reno between two ends on one machine, where no network is congested. All others 
 system: {congestion} here (BBR paces by timers, which cost time). The bytes of echoes and exchanges are those of both
 directions. CPU is the user and system time of both processes. Extra memory is the peak above the resident memory before
 the first send, of the side with more; some 6 MiB of the peak memory of every process are netq, whose meter all use. The
-first message of the warm-up is compared byte for byte. Each peer is used in
-the fastest way that its own documents recommend; its module in `benchmarks/peers` links to them. The reasons for missed
-goals are in [performance.md](../explanation/performance.md).
+calls of each peer are coroutines, which costs each call some 0.15 µs, also where they block. The first message of the
+warm-up is compared byte for byte. Each peer is used in the fastest way that its own documents recommend; its module in
+`benchmarks/peers` links to them. The reasons for missed goals are in [performance.md](../explanation/performance.md).
 
 Machine: {machine}. Peers: {peers}.
 
