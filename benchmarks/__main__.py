@@ -1,8 +1,7 @@
-"""python -m benchmarks [QUESTION ...]: compare netq with its peers, in one table for each question.
+"""python -m benchmarks [QUESTION ...]: compare netq with its peers, in tables for each question.
 
-A run of all questions with all peers writes docs/reference/benchmarks.md and benchmarks-by-size.md with their plots; a
-run of all sweeps (`python -m benchmarks sweep-tcp sweep-shm`) writes the latter. Every run writes all raw figures to
-out/benchmarks.json. benchmarks/questions.py defines the questions; measure.py measures.
+A run of all questions of a page of docs/reference, with all peers, writes that page with its plots. Every run writes
+all raw figures to out/benchmarks.json. benchmarks/questions.py defines the questions; measure.py measures.
 """
 
 from __future__ import annotations
@@ -13,9 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-
-from rich.console import Console
-from rich.progress import Progress, TaskID
 
 from benchmarks import page
 from benchmarks.measure import ROOT, Failed, Sample, Stage, measure, stage
@@ -33,31 +29,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for question in QUESTIONS:
             print(f"{question.name:18} {question.title}: {', '.join(question.peers)}")
         return
-    questions = [_fit(question, args) for question in QUESTIONS if not args.question or question.name in args.question]
+    asked = [each for each in QUESTIONS if (each.name in args.question if args.question else each.page)]
+    questions = [_fit(question, args) for question in asked]
     rounds = 1 if args.quick else args.rounds
     results = _run([question for question in questions if question.peers], rounds)
     _save(results)
     if not (args.only_peers or args.quick):
-        _write_pages(results, rounds, all_questions=not args.question)
+        _write_pages(results, rounds)
 
 
-def _write_pages(results: dict[Question, Result], rounds: int, *, all_questions: bool) -> None:
-    """Write benchmarks-by-size.md if all sweeps were measured, and benchmarks.md after a run of all questions."""
-    folder, sweeps = ROOT / "docs" / "reference", [question for question in QUESTIONS if question.is_sweep]
-    if set(sweeps) <= set(results):
-        names = " ".join(question.name for question in sweeps)
-        by_size = {question: results[question] for question in sweeps}
-        page.write_by_size(folder, by_size, rounds, f"python -m benchmarks {names} --rounds {rounds}")
-    if all_questions:
-        others = {question: result for question, result in results.items() if not question.is_sweep}
-        page.write(folder, others, rounds, f"python -m benchmarks --rounds {rounds}")
+def _write_pages(results: dict[Question, Result], rounds: int) -> None:
+    """Write the pages whose questions were all measured."""
+    for name in page.TOPS:
+        questions = [question for question in QUESTIONS if question.page == name]
+        if set(questions) <= set(results):
+            names = [] if name == "benchmarks" else [question.name for question in questions]
+            command = " ".join(["python -m benchmarks", *names, f"--rounds {rounds}"])
+            page.write(ROOT / "docs/reference", name, {each: results[each] for each in questions}, rounds, command)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="netq compared with its peers")
-    parser.add_argument(
-        "question", nargs="*", help="see --list; default: all questions, and the pages of docs/reference are written"
-    )
+    parser.add_argument("question", nargs="*", help="see --list; default: all that have a page of docs/reference")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each peer (default: 5)")
     parser.add_argument("--quick", action="store_true", help="one round, a tenth of the messages; writes no docs")
     parser.add_argument("--only-peers", metavar="PEER", nargs="+", default=[], help="measure these peers only")
@@ -82,25 +75,26 @@ def _fit(question: Question, args: argparse.Namespace) -> Question:
 
 def _run(questions: Sequence[Question], rounds: int) -> dict[Question, Result]:
     results: dict[Question, Result] = {}
-    with stage() as place, Progress(console=Console(stderr=True)) as progress:
-        whole = progress.add_task("", total=sum(len(question.peers) * rounds for question in questions))
+    with stage() as place:
         for question in questions:
-            results[question] = samples, missing = _ask(question, rounds, place, progress, whole)
-            lines = ["", f"{question.name}: {question.title}", "", *render(question, samples, missing)]
-            progress.console.file.flush()
-            print("\n".join(lines), flush=True)
+            results[question] = samples, missing = _ask(question, rounds, place)
+            print("\n".join(["", f"{question.name}: {question.title}", "", *render(question, samples, missing)]))
+            sys.stdout.flush()
     return results
 
 
-def _ask(question: Question, rounds: int, place: Stage, progress: Progress, whole: TaskID) -> Result:
-    """Measure the peers of a question in turn, round after round. A peer that fails is left out, with the reason."""
+def _ask(question: Question, rounds: int, place: Stage) -> Result:
+    """Measure the peers of a question in turn, round after round. A peer that fails is left out, with the reason.
+
+    A curve has one round: each of its rates is tried twice.
+    """
     missing = {name: why for name in question.peers if (why := _why_not(name))}
     samples: dict[str, list[Sample]] = {}
-    for round in range(rounds):
+    for round in range(1 if question.task.work == "curve" else rounds):
         for name in question.peers:
-            progress.update(whole, advance=1, description=f"{question.name}, {name}, round {round + 1} of {rounds}")
             if name in missing:
                 continue
+            print(f"{question.name}, {name}, round {round + 1}", file=sys.stderr, flush=True)
             try:
                 sample = measure(PEERS[name], question.task, place)
             except Failed as error:
@@ -122,15 +116,13 @@ def _save(results: dict[Question, Result]) -> None:
         question.name: {
             "task": asdict(question.task),
             "missing": missing,
-            "samples": {
-                name: [{"client": s.client, "server": s.server} for s in each] for name, each in samples.items()
-            },
+            "samples": {name: [[each.client, each.server] for each in sampled] for name, sampled in samples.items()},
         }
         for question, (samples, missing) in results.items()
     }
     OUT.mkdir(exist_ok=True)
     path = OUT / "benchmarks.json"
-    whole = {"machine": page.machine(), "peers": page.versions(), "questions": found}
+    whole = {"machine": page.machine(), "peers": page.versions(PEERS), "questions": found}
     path.write_text(json.dumps(whole), encoding="utf-8")
     print(f"\nAll figures: {path}", file=sys.stderr)
 

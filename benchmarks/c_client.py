@@ -19,18 +19,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import netq
-from benchmarks.meter import pin
-from benchmarks.table import align
+from benchmarks.child import BYTES, LIMIT, local, output, python, serving
+from netq.bench.output import markdown
 
 _SOURCE = Path(__file__).parent.parent / "examples/c/netq.c"
 _AHEAD = 4096  # messages on their way, as in netq.c
 _WINDOW = 4 * 1024**2  # bytes, as in netq.c
-_LIMIT = 120.0  # seconds for one measurement
 
 
 class Question(NamedTuple):
@@ -64,18 +62,18 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of messages")
     options = parser.parse_args()
-    rows = [["", "", "C", "Python", "C / Python"], ["---"] * 5]
+    rows = [["", "", "C", "Python", "C / Python"]]
     with tempfile.TemporaryDirectory() as folder:
-        program = build(Path(folder))
+        in_c = [str(build(Path(folder))), "bench", "127.0.0.1"]
         for question in QUESTIONS:
             task = question._replace(messages=max(1, round(question.messages * options.scale)))
-            clients = (partial(_run_c, program), _run_python)
-            turns = [[task.figure(_turn(task, client)) for client in clients] for _ in range(options.turns)]
-            c, python = (statistics.median(figures) for figures in zip(*turns, strict=True))
+            clients = (in_c, python(client))
+            turns = [[task.figure(turn(task, command)) for command in clients] for _ in range(options.turns)]
+            c, python_ = (statistics.median(figures) for figures in zip(*turns, strict=True))
             digits = 2 if task.unit == "GB/s" else 1 if task.way == "round" else 0
-            shown = [f"{figure:,.{digits}f}" for figure in (c, python)]
-            rows.append([task.title, task.unit, *shown, f"{c / python:.2f}"])
-    print("\n".join(align(rows)))
+            shown = [f"{figure:,.{digits}f}" for figure in (c, python_)]
+            rows.append([task.title, task.unit, *shown, f"{c / python_:.2f}"])
+    print("\n".join(markdown(rows)))
 
 
 def build(folder: Path) -> Path:
@@ -88,40 +86,17 @@ def build(folder: Path) -> Path:
     return program
 
 
-def _turn(task: Question, client: Callable[[Question, int], float]) -> float:
+def turn(task: Question, command: list[str]) -> float:
     """Return the seconds that a client has measured."""
-    command = _python("serve", *_words(task))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=partial(pin, 0)) as server:
-        assert server.stdout is not None
-        try:
-            seconds = client(task, int(server.stdout.readline()))
-            server.wait(_LIMIT)
-        finally:
-            server.kill()
-    return seconds
+    words = task.way, task.size, task.messages
+    with serving(serve, *words) as port:
+        return output([*command, *map(str, (port, *words))])
 
 
-def _words(task: Question) -> list[str]:
-    return [task.way, str(task.size), str(task.messages)]
-
-
-def _python(function: str, *words: str) -> list[str]:
-    return [sys.executable, "-c", f"from benchmarks import c_client; c_client.{function}()", *words]
-
-
-def _options(port: int) -> netq.CommunicatorOptions:
-    return netq.CommunicatorOptions(
-        netloc=netq.NetworkLocation("127.0.0.1", port),
-        connection=netq.ConnectionOptions(window=_WINDOW, queue_bytes=2**40),
-        serialization=netq.SerializationOptions(lambda stream: stream, lambda data: data),
-    )
-
-
-def serve() -> None:
+def serve(way: str, size: str, messages: str) -> None:
     """Be the server of one measurement. Prints its port."""
-    way, size, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    data = bytes(size)
-    with netq.new(purpose=netq.Purpose.SERVER, options=_options(0)) as queue:
+    data, count = bytes(int(size)), int(messages)
+    with netq.new(purpose=netq.Purpose.SERVER, options=local(0, BYTES, window=_WINDOW)) as queue:
         print(queue.netloc.port, flush=True)
         for _ in range(count if way != "down" else 1):
             peer, _ = queue.get()
@@ -137,32 +112,15 @@ def _send(put: Callable[..., Future[None]], data: bytes, count: int, *peer: obje
     for number in range(count):
         futures.append(put(data, *peer))
         if number >= _AHEAD:
-            futures[number - _AHEAD].result(_LIMIT)
+            futures[number - _AHEAD].result(LIMIT)
 
 
-def _run_c(program: Path, task: Question, port: int) -> float:
-    return _figure([str(program), "bench", "127.0.0.1", str(port), *_words(task)])
-
-
-def _run_python(task: Question, port: int) -> float:
-    return _figure(_python("client", str(port), *_words(task)))
-
-
-def _figure(command: list[str]) -> float:
-    output = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, timeout=_LIMIT, preexec_fn=partial(pin, 1)
-    ).stdout
-    return float(output)
-
-
-def client() -> None:
+def client(port: str, way: str, size: str, messages: str) -> None:
     """Do what `netq-client bench` does, and print the seconds."""
-    port, way, size, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    data = bytes(size)
-    with netq.new(options=_options(port)) as queue:
+    data, count, times = bytes(int(size)), int(messages), []
+    with netq.new(options=local(int(port), BYTES, window=_WINDOW)) as queue:
         while not queue.statistics():
             time.sleep(0.001)
-        times = []
         began = time.perf_counter()
         if way == "round":
             for _ in range(count):

@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from benchmarks.meter import pin
-from benchmarks.table import align
+from benchmarks.child import BYTES, local
+from netq.bench.output import markdown
+from netq.bench.resources import pin
 
 SIZES = {100: 2000, 100_000: 50}  # bytes of a publication, and how many
 _ROOM = 1_000_000  # messages that may wait for one subscriber
@@ -56,7 +57,7 @@ def main() -> None:
             busy = statistics.median(turn.busy / copies for turn in found)
             wire = statistics.median(turn.sent / count / size for turn in found)
             rows.append([f"{size:,}", name, f"{rate / 1e3:.1f}", f"{busy * 1e6:.1f}", f"{wire:.1f}"])
-    print("\n".join(align(rows)))
+    print("\n".join(markdown(rows)))
 
 
 def _turn(name: str, size: int, count: int, subscribers: int) -> Turn:
@@ -98,20 +99,11 @@ def _answer(pipe: Connection) -> None:
 # netq
 
 
-def _netq_options(port: int) -> Any:
-    import netq
-
-    connection = netq.ConnectionOptions(queue_size=_ROOM, queue_bytes=1 << 40)
-    serialization = netq.SerializationOptions(lambda stream: stream, lambda data: data)
-    netloc = netq.NetworkLocation("127.0.0.1", port)
-    return netq.CommunicatorOptions(netloc=netloc, connection=connection, serialization=serialization)
-
-
 def _netq_exchange(pipe: Connection) -> None:
     from netq.exchange import Exchange
 
     pin(0)
-    with Exchange(_netq_options(0)) as exchange:
+    with Exchange(local(0, BYTES, queue_size=_ROOM)) as exchange:
         pipe.send(exchange.netloc.port)
         _answer(pipe)
 
@@ -120,7 +112,7 @@ def _netq_subscribe(pipe: Connection, port: int, subscribers: int, count: int) -
     from netq.exchange import Client
 
     pin(1)
-    clients = [Client(_netq_options(port), inbox=_ROOM) for _ in range(subscribers)]
+    clients = [Client(local(port, BYTES, queue_size=_ROOM), inbox=_ROOM) for _ in range(subscribers)]
     for client in clients:
         client.subscribe("bench/#").result(60)
     pipe.send("ready")
@@ -138,7 +130,7 @@ def _netq_publish(pipe: Connection, port: int, size: int, count: int) -> None:
 
     pin(1)
     data = os.urandom(size)
-    with Client(_netq_options(port)) as client:
+    with Client(local(port, BYTES, queue_size=_ROOM)) as client:
         client.publish("other", data).result(60)
         pipe.send("ready")
         pipe.recv()

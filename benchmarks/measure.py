@@ -33,7 +33,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Sample:
-    """The result of one measurement: the figures of both processes, as benchmarks/meter.py returns them."""
+    """The result of one measurement: the figures of both processes (Side in benchmarks/works.py)."""
 
     task: Task
     client: dict[str, Any]
@@ -60,7 +60,7 @@ class Stage:
     stack: ExitStack
     broker_port: int = 0
 
-    def place(self, peer: Peer) -> Place:
+    def place(self, peer: Peer, task: Task) -> Place:
         """Prepare what the peer needs; return the address and files for its two processes."""
         if peer.tls and not (self.folder / "server.pem").exists():
             from netq.security import certificates  # imported here: it needs cryptography
@@ -69,8 +69,8 @@ class Stage:
             certificates.issue(self.folder, "client")
         if peer.broker and not self.broker_port:
             self.broker_port = self.stack.enter_context(broker.running(self.folder))
-        port = self.broker_port if peer.broker else broker.free_port()
-        return Place("127.0.0.1", port, self.folder, peer.variant)
+        port, is_bounded = self.broker_port if peer.broker else broker.free_port(), task.work != "exchange"
+        return Place("127.0.0.1", port, self.folder, peer.variant, task.kind, task.size, is_bounded)
 
 
 @contextmanager
@@ -83,13 +83,13 @@ def stage() -> Iterator[Stage]:
 
 def measure(peer: Peer, task: Task, stage: Stage) -> Sample:
     """Run the task in two new processes. Raises Failed, with the last line of their output."""
-    assignment = {"module": peer.module, "task": dataclasses.asdict(task), "place": stage.place(peer).to_dict()}
+    given = replace(task, kind=peer.kind or task.kind)
+    place = stage.place(peer, given).to_dict()
+    assignment = {"module": peer.module, "loop": peer.loop, "task": dataclasses.asdict(given), "place": place}
     with ExitStack() as stack:
         server = _start(stack, peer, "server", assignment)
-        _within_limit(stack, server)
         _wait_until_ready(server)
         client = _start(stack, peer, "client", assignment)
-        _within_limit(stack, client)
         watch = threading.Thread(target=_kill_client_of_failed_server, args=(server, client))
         watch.start()
         out, errors = client.communicate()
@@ -97,16 +97,10 @@ def measure(peer: Peer, task: Task, stage: Stage) -> Sample:
             server.kill()
         server_out, server_errors = server.communicate()
         watch.join()
-        if server.returncode > 0:  # report this error: the client failed because of it
-            _figures(server, server_out, server_errors)
+        failed = [_why(*each) for each in ((client, errors), (server, server_errors)) if each[0].returncode > 0]
+        if failed:  # the one because of the other
+            raise Failed("; ".join(failed))
         return Sample(task, _figures(client, out, errors), _figures(server, server_out, server_errors))
-
-
-def _within_limit(stack: ExitStack, process: subprocess.Popen[str]) -> None:
-    timer = threading.Timer(LIMIT, process.kill)
-    stack.callback(timer.join)
-    stack.callback(timer.cancel)
-    timer.start()
 
 
 def _kill_client_of_failed_server(server: subprocess.Popen[str], client: subprocess.Popen[str]) -> None:
@@ -116,6 +110,7 @@ def _kill_client_of_failed_server(server: subprocess.Popen[str], client: subproc
 
 
 def _start(stack: ExitStack, peer: Peer, side: str, assignment: dict[str, Any]) -> subprocess.Popen[str]:
+    """Start a process that is killed after LIMIT, or at the end of the stack."""
     command = [peer.python(), "-m", "benchmarks.side", side]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment |= dict(peer.environment)
@@ -123,6 +118,10 @@ def _start(stack: ExitStack, peer: Peer, side: str, assignment: dict[str, Any]) 
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=environment)
     stack.enter_context(process)
     stack.callback(process.kill)
+    timer = threading.Timer(LIMIT, process.kill)
+    stack.callback(timer.join)
+    stack.callback(timer.cancel)
+    timer.start()
     assert process.stdin is not None
     process.stdin.write(json.dumps(assignment) + "\n")
     process.stdin.flush()
@@ -140,8 +139,12 @@ def _wait_until_ready(server: subprocess.Popen[str]) -> None:
 def _figures(process: subprocess.Popen[str], out: str, errors: str) -> dict[str, Any]:
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if process.returncode or not lines:
-        messages = [line for line in errors.splitlines() if line.strip()]
-        how = "killed: not done in time" if process.returncode == -9 else f"exit {process.returncode}"
-        raise Failed(f"{how}: {messages[-1].strip() if messages else 'nothing said'}")
+        raise Failed(_why(process, errors))
     found: dict[str, Any] = json.loads(lines[-1])
     return found
+
+
+def _why(process: subprocess.Popen[str], errors: str) -> str:
+    messages = [line for line in errors.splitlines() if line.strip()]
+    how = "killed: not done in time" if process.returncode == -9 else f"exit {process.returncode}"
+    return f"{how}: {messages[-1].strip() if messages else 'nothing said'}"

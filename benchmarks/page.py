@@ -1,4 +1,4 @@
-"""Writes docs/reference/benchmarks.md and benchmarks-by-size.md with their plots. Never edit these pages by hand."""
+"""Writes the pages of docs/reference that TOPS names, with their plots. Never edit these pages by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import plot
 from benchmarks.peers import PEERS
-from benchmarks.questions import Question
+from benchmarks.questions import BY_SIZE, LOAD, Question
 from benchmarks.table import Missing, Samples, render, verdict
 from netq.protocol import codec
 
@@ -30,9 +30,10 @@ repeatedly, and know the sizes of messages; peers in event loops send the length
 reno between two ends on one machine, where no network is congested. All others have the congestion control of the
 system: {congestion} here (BBR paces by timers, which cost time). The bytes of echoes and exchanges are those of both
 directions. CPU is the user and system time of both processes. Extra memory is the peak above the resident memory before
-the first send, of the side with more. The first message of the warm-up is compared byte for byte. Each peer is used in
-the fastest way that its own documents recommend; its module in `benchmarks/peers` links to them. The reasons for missed
-goals are in [performance.md](../explanation/performance.md).
+the first send, of the side with more; some 6 MiB of the peak memory of every process are netq, whose meter all use. The
+calls of each peer are coroutines, which costs each call some 0.15 µs, also where they block. The first message of the
+warm-up is compared byte for byte. Each peer is used in the fastest way that its own documents recommend; its module in
+`benchmarks/peers` links to them. The reasons for missed goals are in [performance.md](../explanation/performance.md).
 
 Machine: {machine}. Peers: {peers}.
 
@@ -42,7 +43,7 @@ Machine: {machine}. Peers: {peers}.
 
 {missed}
 """
-BY_SIZE = """\
+SIZES_TOP = """\
 # Benchmarks by size
 
 Written by `{command}`, which writes it again: do not edit.
@@ -62,57 +63,59 @@ follow.
 
 Machine: {machine}. Peers: {peers}.
 """
+LOAD_TOP = """\
+# Latency by rate
+
+For those who choose a transport for many small messages: at which rate its latency begins to grow. Written by
+`{command}`, which writes it again: do not edit it.
+
+64 bytes and their echo, between two processes on one machine, each on a core of its own. The loop is open: a message is
+due at its time, whatever happened to earlier ones, and its latency counts from that moment. Each rate is tried twice,
+for {seconds:g} s; the better try counts. A curve ends at the rate of which less than 95 % is answered in time. The
+processes of all peers are Python, which bounds the rate of the sender, too.
+
+Machine: {machine}. Peers: {peers}.
+"""
+TOPS = {"benchmarks": TOP, BY_SIZE: SIZES_TOP, LOAD: LOAD_TOP}
 WIDTH = 120  # characters in a line of prose
 
 
 def write(
-    folder: Path,
-    results: Mapping[Question, tuple[Samples, Missing]],
-    rounds: int,
-    command: str,
+    folder: Path, name: str, results: Mapping[Question, tuple[Samples, Missing]], rounds: int, command: str
 ) -> None:
-    """Write folder/benchmarks.md, and a plot for each question in folder/benchmarks."""
+    """Write a page into a folder, and a plot for each of its questions into folder/benchmarks."""
     plots = folder / "benchmarks"
     plots.mkdir(exist_ok=True)
+    names = [peer for question in results for peer in question.peers]
+    top = TOPS[name].format(
+        command=command,
+        rounds=rounds,
+        seconds=next(iter(results)).task.seconds,
+        machine=machine(),
+        peers=versions(PEERS if name == "benchmarks" else names),
+        congestion=Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
+        **_goals(results),
+    )
+    parts = [top]
+    for question, (samples, missing) in results.items():
+        plot.draw(question, samples, plots)
+        parts.append(section(question, samples, missing, has_title=len(results) > 1))
+    text = "\n".join(wrapped(line) for line in "\n".join(parts).split("\n"))
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def _goals(results: Mapping[Question, tuple[Samples, Missing]]) -> dict[str, str]:
+    """Return a sentence that counts the goals, and a list of those that do not hold."""
     verdicts = [
         (holds, f"{question.title}: {text}")
         for question, (samples, _) in results.items()
         for holds, text in (verdict(goal, samples) for goal in question.goals)
     ]
-    counts = [sum(holds is value for holds, _ in verdicts) for value in (True, False, None)]
-    parts = [
-        TOP.format(
-            command=command,
-            rounds=rounds,
-            machine=machine(),
-            congestion=Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
-            peers=versions(),
-            goals="{} of {} hold, {} are missed, {} could not be judged here.".format(
-                counts[0], len(verdicts), *counts[1:]
-            ),
-            missed="\n".join(f"- {text}" for holds, text in verdicts if holds is not True),
-        )
-    ]
-    for question, (samples, missing) in results.items():
-        plot.draw(question, samples, plots)
-        parts.append(section(question, samples, missing))
-    text = "\n".join(wrapped(line) for line in "\n".join(parts).split("\n"))
-    (folder / "benchmarks.md").write_text(text, encoding="utf-8")
-
-
-def write_by_size(folder: Path, results: Mapping[Question, tuple[Samples, Missing]], rounds: int, command: str) -> None:
-    """Write folder/benchmarks-by-size.md, and a plot for each sweep in folder/benchmarks."""
-    plots = folder / "benchmarks"
-    plots.mkdir(exist_ok=True)
-    [seconds] = {question.task.seconds for question in results}
-    names = [name for question in results for name in question.peers]
-    top = BY_SIZE.format(command=command, rounds=rounds, seconds=seconds, machine=machine(), peers=versions(names))
-    parts = [top]
-    for question, (samples, missing) in results.items():
-        plot.draw(question, samples, plots)
-        parts.append(section(question, samples, missing))
-    text = "\n".join(wrapped(line) for line in "\n".join(parts).split("\n"))
-    (folder / "benchmarks-by-size.md").write_text(text, encoding="utf-8")
+    held, missed, unknown = (sum(holds is value for holds, _ in verdicts) for value in (True, False, None))
+    return {
+        "goals": f"{held} of {len(verdicts)} hold, {missed} are missed, {unknown} could not be judged here.",
+        "missed": "\n".join(f"- {text}" for holds, text in verdicts if holds is not True),
+    }
 
 
 def wrapped(line: str) -> str:
@@ -123,11 +126,12 @@ def wrapped(line: str) -> str:
     return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def section(question: Question, samples: Samples, missing: Missing) -> str:
+def section(question: Question, samples: Samples, missing: Missing, *, has_title: bool) -> str:
     """Return the section of one question."""
+    title = [f"## {question.title}", ""] if has_title else []
     note = [question.note, ""] if question.note else []
     image = f"![{question.title}](benchmarks/{question.name}.svg)"
-    return "\n".join([f"## {question.title}", "", *note, *render(question, samples, missing), "", image, ""])
+    return "\n".join([*title, *note, *render(question, samples, missing), "", image, ""])
 
 
 def machine() -> str:
@@ -139,7 +143,7 @@ def machine() -> str:
     return f"{kind}, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
 
 
-def versions(names: Iterable[str] = PEERS) -> str:
+def versions(names: Iterable[str]) -> str:
     """Return a line with the versions of the peers of these names."""
     found = {PEERS[name].version() for name in names if not PEERS[name].why_not()} - {""}
     kind = "compiled" if codec.take.__module__ == "netq.protocol._codec" else "Python"

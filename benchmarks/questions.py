@@ -1,4 +1,4 @@
-"""The questions as data: task, sizes, peers and goals. Read by __main__.py, table.py and page.py.
+"""The questions as data: task, sizes, peers and goals. Read by __main__.py, table.py, plot.py and page.py.
 
 A goal bounds the ratio of netq's median to that of the best other peer in the same run; without other peers it bounds
 the median itself. The plot shows the first figure of a question.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from benchmarks.peers import PIECES, SPINS
 from benchmarks.task import Task
 
 MIB = 1024**2
+BY_SIZE, LOAD = "benchmarks-by-size", "benchmarks-load"  # pages
 
 
 @dataclass(frozen=True)
@@ -26,38 +28,30 @@ class Goal:
 
 @dataclass(frozen=True)
 class Question:
-    """One table of the page."""
+    """One table of a page."""
 
     name: str
     title: str
     task: Task
-    figures: tuple[str, ...]
-    peers: tuple[str, ...]
-    goals: tuple[Goal, ...]
-    quick: Task
+    figures: str  # names in table.FIGURES, with spaces between them
+    peers: tuple[str, ...]  # the first is the one that the others are compared with
+    goals: tuple[Goal, ...] = ()
     note: str = ""
+    page: str = "benchmarks"  # of docs/reference; those without one are not part of a run of all questions
 
     @property
     def subject(self) -> str:
-        """The peer that the others are compared with: the first."""
+        """The peer that the others are compared with."""
         return self.peers[0]
 
     @property
-    def is_sweep(self) -> bool:
-        """Whether it measures many sizes: its figures are tables by size, on a page of their own."""
-        return self.task.work == "sweep"
-
-
-def _question(
-    name: str, title: str, task: Task, figures: str, peers: tuple[str, ...], goals: tuple[Goal, ...], note: str = ""
-) -> Question:
-    """Return a question. Its quick variant does a tenth of the task, and at least two messages."""
-    less = replace(task, count=max(task.count // 10, 2), seconds=task.seconds / 10)
-    if task.work == "sweep":
-        less = replace(less, size=max(task.size >> 8, task.smallest))
-    elif task.step:
-        less = replace(less, count=task.count, size=max(task.size >> 4, task.smallest))
-    return Question(name, title, task, tuple(figures.split()), peers, goals, less, note)
+    def quick(self) -> Task:
+        """A tenth of the task, and at least two messages."""
+        task = self.task
+        if task.step:
+            shift = 8 if task.work == "sweep" else 4
+            return replace(task, seconds=task.seconds / 10, size=max(task.size >> shift, task.smallest))
+        return replace(task, seconds=task.seconds / 10, count=max(task.count // 10, 2))
 
 
 def _exchange(count: int = 1, size: int = 2 * MIB, together: bool = True, smallest: int = 0, step: int = 0) -> Task:
@@ -90,21 +84,23 @@ _MIXED = "Powers of four from 256 B to 256 MiB, round((256 MiB / size) ** 0.5) o
 
 _SWEEP = Task("sweep", "array", 256 * MIB, 1, seconds=0.08, smallest=1, step=2)
 _BY_SIZE = "p50 p99 throughput messages"
+_RING = Task("sweep", "array", MIB, 1, seconds=0.1, smallest=4, step=2)
+_RINGS = ("netq ring socket", "netq ring socket waiting", "netq ring", "raw", "unix socket", "pipes")
 
 QUESTIONS = (
-    _question("sweep-tcp", "TCP", _SWEEP, _BY_SIZE, ("netq tcp", "raw", "raw sliced", "pyzmq"), ()),
-    _question(
+    Question("sweep-tcp", "TCP", _SWEEP, _BY_SIZE, ("netq tcp", "raw", "raw sliced", "pyzmq"), page=BY_SIZE),
+    Question(
         "sweep-shm",
         "Shared memory",
         _SWEEP,
         _BY_SIZE,
         ("netq shm", "netq ring socket", "pipes", "unix socket", "shared_memory"),
-        (),
-        "All on one machine. pipes: two named pipes with 1 MiB each. unix socket: a stream socket, as of socketpair. "
-        "shared_memory: multiprocessing.shared_memory, with two slots each way; a token in a Unix socket says that a "
-        "slot is full, another that it is free. Its receiver reads the message in the slot.",
+        note="All on one machine. pipes: two named pipes with 1 MiB each. unix socket: a stream socket, as of "
+        "socketpair. shared_memory: multiprocessing.shared_memory, with two slots each way; a token in a Unix socket "
+        "says that a slot is full, another that it is free. Its receiver reads the message in the slot.",
+        page=BY_SIZE,
     ),
-    _question(
+    Question(
         "tcp-2mib",
         "TCP, one way, arrays of 2 MiB",
         Task("one_way", "array", 2 * MIB, 1000, warm=50),
@@ -112,7 +108,7 @@ QUESTIONS = (
         _STREAMS,
         (*_STREAM_GOALS, Goal("throughput", "netq tcp", ("raw sliced",), at_least=0.85)),
     ),
-    _question(
+    Question(
         "tcp-128mib",
         "TCP, one way, arrays of 128 MiB",
         Task("one_way", "array", 128 * MIB, 12, warm=2),
@@ -120,7 +116,7 @@ QUESTIONS = (
         _STREAMS,
         (*_STREAM_GOALS, Goal("throughput", "netq tcp", ("raw sliced",), at_least=0.9)),
     ),
-    _question(
+    Question(
         "tcp-echo",
         "TCP, 100 MB there and back",
         Task("echo", "array", 100_000_000, 8, warm=1),
@@ -135,10 +131,10 @@ QUESTIONS = (
         '"uvloop reno" is uvloop with the congestion control that netq asks for. "into" fills arrays that are there '
         "already: in threads each is received there, in an event loop it is copied.",
     ),
-    _question(
+    Question(
         "tcp-round-trip",
         "TCP, round trip of an object of 64 bytes",
-        Task("round_trip", "object", 64, 10_000, warm=500),
+        Task("echo", "object", 64, 10_000, warm=500),
         "p50 p99 cpu_message",
         ("netq tcp", *_AIO, "raw", "pyzmq", "multiprocessing", *_LOOPS),
         (
@@ -151,7 +147,7 @@ QUESTIONS = (
         ),
         "The event loops' peers send bytes behind their length; netq, pyzmq and multiprocessing pickle.",
     ),
-    _question(
+    Question(
         "tcp-64b",
         "TCP, one way, objects of 64 bytes",
         Task("one_way", "object", 64, 100_000, warm=5000),
@@ -165,7 +161,7 @@ QUESTIONS = (
         '"netq tcp pure" is netq without its compiled codec (NETQ_PURE=1). raw has no framing: it counts bytes.',
     ),
     *(
-        _question(
+        Question(
             f"seed-{name}-{protocol}",
             f"net-queue's own benchmark, {title}, {'gRPC' if protocol == 'grpc' else protocol.upper()}",
             task,
@@ -185,7 +181,7 @@ QUESTIONS = (
             ("mix", "mix", _MIX, _MIXED),
         )
     ),
-    _question(
+    Question(
         "load",
         "Open loop, 64 bytes and their echo: the highest rate with p99.9 below 5 ms",
         Task("load", "object", 64, 1),
@@ -194,7 +190,7 @@ QUESTIONS = (
         (Goal("rate", "netq tcp", _GRPCIO, at_least=2.75),),
         "From the moment that a message was due. Rates are doubled, then bisected; each has two tries of a second.",
     ),
-    _question(
+    Question(
         "grpc-2mib",
         "gRPC, one way, 2 MiB",
         Task("one_way", "array", 2 * MIB, 300, warm=10),
@@ -203,7 +199,7 @@ QUESTIONS = (
         (Goal("throughput", "netq grpc", _GRPCIO, at_least=0.85),),
         "grpcio is given bytes, as it takes nothing else; netq arrays.",
     ),
-    _question(
+    Question(
         "mqtt-2mib",
         "MQTT through one mosquitto, one way, 2 MiB",
         Task("one_way", "array", 2 * MIB, 200, warm=10),
@@ -212,24 +208,24 @@ QUESTIONS = (
         (Goal("throughput", "netq mqtt", ("paho",), at_least=0.9),),
         "paho is given bytes, as it takes no arrays; the broker is not pinned, and in no figure.",
     ),
-    _question(
+    Question(
         "shm-ring",
         "Shared memory: the ring alone, round trip 4 → 1024 bytes",
-        Task("round_trip", "object", 4, 50_000, warm=5000, reply=1024),
+        Task("echo", "object", 4, 50_000, warm=5000, reply=1024),
         "p50 p99 cpu_message",
         ("netq ring", "raw"),
         (Goal("p50", "netq ring", ("raw",), at_most=0.1),),
         "The ring's two sides spin; the sockets wait in the kernel.",
     ),
-    _question(
+    Question(
         "shm-round-trip",
         "Shared memory: round trip of an object of 64 bytes",
-        Task("round_trip", "object", 64, 10_000, warm=500),
+        Task("echo", "object", 64, 10_000, warm=500),
         "p50 p99 cpu_message",
         ("netq shm", "netq tcp"),
         (Goal("p50", "netq shm", ("netq tcp",), at_most=1 / 3),),
     ),
-    _question(
+    Question(
         "shm-128mib",
         "Shared memory: one way, arrays of 128 MiB",
         Task("one_way", "array", 128 * MIB, 12, warm=2),
@@ -237,7 +233,7 @@ QUESTIONS = (
         ("netq shm", "raw", "raw sliced", "netq tcp"),
         (Goal("throughput", "netq shm", ("raw",), at_least=2.0),),
     ),
-    _question(
+    Question(
         "tls-128mib",
         "TLS 1.3, one way, arrays of 128 MiB",
         Task("one_way", "array", 128 * MIB, 6, warm=1),
@@ -251,7 +247,7 @@ QUESTIONS = (
         "netq's TLS is pyOpenSSL's if that is installed. Each is compared with a bare socket of the same library. "
         "Sealing is on plain TCP here.",
     ),
-    _question(
+    Question(
         "memory",
         "Extra memory for one array of 128 MiB",
         Task("one_way", "array", 128 * MIB, 1),
@@ -259,5 +255,29 @@ QUESTIONS = (
         (*_TRANSPORTS, "raw", "pyzmq"),
         tuple(Goal("extra", name, at_most=1.25) for name in _TRANSPORTS),
         "The first and only one: nothing is warm, and its memory is fresh. The sender's own array is not counted.",
+    ),
+    Question(
+        "curve",
+        "Latency by rate",
+        Task("curve", "object", 64, 1, seconds=0.5),
+        "",
+        ("netq tcp", "netq grpc", *_GRPCIO, "pyzmq aio", "asyncio streams"),
+        page=LOAD,
+    ),
+    Question("ring", "The ring socket", _RING, "p50 p99 p99.9 throughput", _RINGS, page=""),
+    Question(
+        "ring-ping",
+        "The ring socket: a PING of 4 bytes, a PONG of 1024, as in Jocket's own benchmark",
+        Task("echo", "object", 4, 10_000, warm=500, reply=1024),
+        "p50 p99 p99.9",
+        _RINGS,
+        page="",
+    ),
+    *(
+        Question(f"ring-{what}", f"The ring socket: {what}", _RING, "p50 p99 throughput", peers, page="")
+        for what, peers in (
+            ("spin", tuple(f"spin {spin} µs" for spin in SPINS)),
+            ("piece", tuple(f"piece {piece} KiB" for piece in PIECES)),
+        )
     ),
 )

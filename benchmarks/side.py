@@ -7,50 +7,31 @@ may connect; both print their figures as the last line. Owns only the connection
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import awaiting, blocking, sweep
-from benchmarks.meter import Meter, pin
 from benchmarks.task import Place, Task
+from benchmarks.works import Client, Server, Side, Wire, drive
+from netq.bench.resources import pin
 
 
 def main() -> None:
-    side = sys.argv[1]
-    pin(0 if side == "client" else 1)
+    is_server = sys.argv[1] == "server"
+    pin(int(is_server))
     given = json.loads(sys.stdin.readline())
-    peer: Any = importlib.import_module(f"benchmarks.peers.{given['module']}")
-    task = Task(**given["task"])
-    task = replace(task, kind=getattr(peer, "KIND", task.kind))
-    place = Place(**given["place"] | {"folder": Path(given["place"]["folder"])})
-    place = replace(place, work=task.work, kind=task.kind, size=task.size)
-    meter = Meter()
-    if inspect.iscoroutinefunction(peer.connect):
-        peer.run(_await(peer, side, task, place, meter))
-    else:
-        _wait(peer, side, task, place, meter)
+    place = Place(**given["place"] | {"folder": Path(given["place"]["folder"]), "is_server": is_server})
+    run = importlib.import_module(given["loop"]).run if given["loop"] else drive  # of asyncio, uvloop or curio
+    run(_measure(importlib.import_module(f"benchmarks.peers.{given['module']}"), Task(**given["task"]), place, run))
 
 
-def _wait(peer: Any, side: str, task: Task, place: Place, meter: Meter) -> None:
-    wire: blocking.Wire = peer.connect(place) if side == "client" else peer.listen(place, _ready)
-    getattr(sweep if task.work == "sweep" else blocking, f"{task.work}_{side}")(wire, task, meter)
-    print(json.dumps(meter.figures()), flush=True)
-    wire.close()
-
-
-async def _await(peer: Any, side: str, task: Task, place: Place, meter: Meter) -> None:
-    wire: awaiting.Wire = await (peer.connect(place) if side == "client" else peer.listen(place, _ready))
-    await getattr(awaiting, f"{task.work}_{side}")(wire, task, meter)
-    print(json.dumps(meter.figures()), flush=True)
+async def _measure(peer: Any, task: Task, place: Place, run: Any) -> None:
+    wire: Wire = await peer.open(place)
+    side: Side = (Server if place.is_server else Client)(wire, task, in_loop=run is not drive)
+    await side.run()  # type: ignore[attr-defined]
+    print(json.dumps(side.figures), flush=True)
     await wire.close()
-
-
-def _ready() -> None:
-    print("ready", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A measurement as plain data: the task, its messages, and where its two processes connect.
 
-Made by benchmarks/questions.py and measure.py, sent to the two processes as JSON, read by blocking.py, awaiting.py and
-the peers. Imports only the standard library and numpy, because another version of Python may run it.
+Made by questions.py and measure.py, sent to the two processes as JSON, read by works.py and the peers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-ACK = b"."  # sent when everything has arrived
+from netq.bench.plan import Plan, geometric
+
 PIECE = 1024**2
 
 
@@ -23,16 +23,15 @@ PIECE = 1024**2
 class Task:
     """A task for two processes.
 
-    work:   one_way, echo, round_trip, load, curve or exchange: a pair of functions in blocking.py, most also in
-            awaiting.py; or sweep, in sweep.py.
+    work:   a method of Client in works.py: one_way, echo, load, curve, exchange or sweep.
     kind:   "array": numpy arrays of bytes; "object": Python `bytes`, pickled by peers that send objects.
     size:   bytes of a message; of the largest one, in an exchange or a sweep.
     count:  measured messages, after `warm` messages that are not measured; in an exchange, those of the largest size.
-    reply:  bytes of the answer in a round trip; 0: `size`.
+    reply:  bytes of the answer to an echo; 0: the message itself is sent back.
     seconds: of a load or a curve: how long each rate is tried. Of a sweep: the time for the round trips of each size,
             and again for its messages one way.
     limit:  of a load: the p99.9 (in seconds) that a rate must not exceed.
-    smallest, step, expo, together: of an exchange: see `mixture`; both sides at once, or one after the other. smallest
+    smallest, step, expo, together: of an exchange: see `plan`; both sides at once, or one after the other. smallest
             and step also of a sweep: see `sizes`.
     """
 
@@ -51,52 +50,48 @@ class Task:
 
     def sizes(self) -> list[int]:
         """Return `smallest`, and each further size 2**step times the one before, up to `size`."""
-        sizes = [self.smallest]
-        while sizes[-1] << self.step <= self.size:
-            sizes.append(sizes[-1] << self.step)
-        return sizes
+        return geometric(self.smallest, self.size, 2**self.step) if self.step else [self.size]
 
-    def mixture(self) -> list[int]:
-        """Return the sizes of an exchange, shuffled, the same on both sides.
+    @property
+    def plan(self) -> Plan:
+        """What each side of an exchange sends, as in net-queue's own benchmark.
 
-        The mixture of net-queue's own benchmark: powers of two from `smallest` to `size`, in steps of 2**step;
-        round((size / power) ** expo) messages of each. With step 0: `count` messages of `size`.
+        round((size / each) ** expo) messages of each of `sizes`, `count` times. With step 0: `count` of `size`.
         """
-        if not self.step:
-            return [self.size] * self.count
-        sizes: list[int] = []
-        for power in self.sizes():
-            sizes += [power] * (round((self.size / power) ** self.expo) * self.count)
-        random.Random(0).shuffle(sizes)
-        return sizes
+        return Plan(tuple((each, round((self.size / each) ** self.expo) * self.count) for each in self.sizes()))
 
     @property
     def messages(self) -> int:
         """The number of messages that count, both directions together."""
-        return len(self.mixture()) * 2 if self.work == "exchange" else self.count * (1 if self.work == "one_way" else 2)
+        return self.plan.count * 2 if self.work == "exchange" else self.count * (1 if self.work == "one_way" else 2)
 
     @property
     def bytes(self) -> int:
         """The bytes of messages that count, both directions together."""
         if self.work == "exchange":
-            return sum(self.mixture()) * 2
+            return self.plan.nbytes * 2
         return self.count * (self.size if self.work == "one_way" else self.size + (self.reply or self.size))
 
 
 @dataclass(frozen=True)
 class Place:
-    """The address and files of the two processes, and what they send: all arguments of a peer."""
+    """The address and files of the two processes, and what they send: all that a peer is given."""
 
     host: str
     port: int
     folder: Path
     variant: str = ""
-    work: str = ""
     kind: str = "object"
     size: int = 1
+    is_bounded: bool = True  # whether `send` may wait until the other side receives
+    is_server: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"folder": str(self.folder)}
+
+    def ready(self) -> None:
+        """Say that a client may connect: the server calls it when it listens."""
+        print("ready", flush=True)
 
 
 def message(kind: str, size: int) -> Any:
@@ -113,14 +108,14 @@ def _pieces(size: int) -> Iterator[tuple[int, bytes]]:
         yield start, numbers.randbytes(min(PIECE, size - start))
 
 
-def check(received: int, nbytes: int, count: int, expected: int) -> None:
-    """Raise if messages are missing."""
-    if (received, nbytes) != (count, expected):
-        raise RuntimeError(f"{received} messages of {nbytes} bytes came; expected {count} of {expected}")
+def check(nbytes: int, count: int, size: int) -> None:
+    """Raise if bytes are missing, or too many."""
+    if nbytes != count * size:
+        raise RuntimeError(f"{nbytes} bytes came; expected {count} messages of {size}")
 
 
 def check_same(size: int, received: Any) -> None:
-    """Raise if the first message differs from the one sent. Uses little memory, because the peak is measured."""
+    """Raise if a message differs from the one of `message`. Uses little memory, because the peak is measured."""
     view = memoryview(received)
     if len(view) != size or any(bytes(view[start : start + PIECE]) != piece for start, piece in _pieces(size)):
         raise RuntimeError("the first message is not what was sent")

@@ -19,8 +19,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks.meter import pin
-from benchmarks.table import align
+from netq.bench.output import markdown
+from netq.bench.resources import pin
 from netq.shm import bell
 
 ROUNDS, TRIPS = 5, 5000
@@ -109,7 +109,7 @@ def main() -> None:
         for name, make in kinds.items():
             found[name].append(round_trip(make, TRIPS))
     rows = [[name, f"{statistics.median(values):.1f}", f"{min(values):.1f}"] for name, values in found.items()]
-    print("\n".join(align([["two wakeups", "median, µs", "least, µs"], ["---"] * 3, *rows])))
+    print("\n".join(markdown([["two wakeups", "median, µs", "least, µs"], *rows])))
 
 
 if __name__ == "__main__":

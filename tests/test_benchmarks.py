@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import bytes as types
-from benchmarks import curve, handshakes, page, plot, ring, serialisers
-from benchmarks.load import RATES, best, is_reached, percentile, point, search
+from benchmarks import page, plot, serialisers
 from benchmarks.measure import ROOT, Failed, Sample, Stage, measure, stage
-from benchmarks.peers import PEERS, Peer
+from benchmarks.peers import PEERS, PIECES, SPINS, Peer, raw
 from benchmarks.peers.frames import AHEAD, Frames, pieces
 from benchmarks.questions import QUESTIONS, Goal, Question
 from benchmarks.table import FIGURES, render, values, verdict
 from benchmarks.task import Task, check, check_same, message
+from benchmarks.works import HEADER, LEAST, PLAIN, Server, best, drive, is_reached, point
 
 ONE_WAY = Task("one_way", "array", 300_000, 5, warm=1)
 ECHO = Task("echo", "object", 64, 5, warm=1)
@@ -36,8 +36,10 @@ def place() -> Iterator[Stage]:
 
 
 def peers() -> list[object]:
-    """All rows, the slow ones marked."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PEERS]
+    """Each module with each of its loops, the slow ones marked; of the ring socket's settings one of each kind."""
+    settings = {f"spin {spin} µs" for spin in SPINS[1:]} | {f"piece {piece} KiB" for piece in PIECES[1:]}
+    names = [name for name in PEERS if name not in settings]
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in names]
 
 
 def present(name: str) -> Peer:
@@ -48,17 +50,24 @@ def present(name: str) -> Peer:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", peers())
-@pytest.mark.parametrize("task", [ONE_WAY, ECHO], ids=lambda task: task.work)
-def test_peer_delivers_every_message(name: str, task: Task, place: Stage) -> None:
-    sample = measure(present(name), task, place)  # the sides count, and compare the first message
+def test_peer_sends_every_message_back(name: str, place: Stage) -> None:
+    sample = measure(present(name), ECHO, place)  # the sides count, and compare the first message
     assert sample.seconds > 0
-    assert sample.task.messages == (5 if task is ONE_WAY else 10)
+    assert sample.task.messages == 10
     assert sample.client["cpu"] > 0
     assert sample.server["resident"] > 2**20
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["netq tcp", "netq aio into", "pyzmq", "multiprocessing", "gloo", "grpcio aio"])
+def test_peer_delivers_every_array(name: str, place: Stage) -> None:
+    sample = measure(present(name), ONE_WAY, place)
+    assert sample.seconds > 0
+    assert sample.task.messages == 5
+
+
 def test_every_round_trip_is_timed(place: Stage) -> None:
-    sample = measure(PEERS["raw"], Task("round_trip", "object", 4, 20, warm=1, reply=1024), place)
+    sample = measure(PEERS["raw"], Task("echo", "object", 4, 20, warm=1, reply=1024), place)
     assert len(sample.client["times"]) == 20
     assert sum(sample.client["times"]) / 1e9 <= sample.seconds
 
@@ -85,8 +94,8 @@ def test_frames_are_reassembled_from_any_pieces() -> None:
 
 
 def test_missing_or_wrong_message_is_detected() -> None:
-    with pytest.raises(RuntimeError, match="4 messages of 256 bytes came; expected 5 of 320"):
-        check(4, 256, 5, 320)
+    with pytest.raises(RuntimeError, match="256 bytes came; expected 5 messages of 64"):
+        check(256, 5, 64)
     data = message("array", 2_500_000)
     check_same(2_500_000, data)
     data[-1] ^= 1
@@ -135,6 +144,7 @@ def test_figures_use_both_sides() -> None:
         "rate": 7.0,
         "p50": 2.0,
         "p99": 3.0,
+        "p99.9": 3.0,
         "cpu": 1.0,
         "cpu_message": 1e6,
         "extra": 1.0,
@@ -177,10 +187,9 @@ QUESTION = Question(
     "name",
     "Title",
     ONE_WAY,
-    ("throughput", "extra"),
+    "throughput extra",
     ("netq tcp", "raw", "pyzmq", "gloo"),
     (Goal("throughput", "netq tcp", ("raw",), at_least=0.95),),
-    ONE_WAY,
 )
 
 
@@ -201,7 +210,8 @@ def test_table_has_a_row_for_missing_peers() -> None:
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """matplotlib keeps the files of fonts open, from the first plot on."""
     plot.draw(QUESTION, SAMPLES, tmp_path_factory.mktemp("fonts"))
-    curve.draw({"netq tcp": [{"rate": 1e3, "p99.9": 1.0}]}, tmp_path_factory.mktemp("fonts") / "curve.svg")
+    plot.draw(CURVE, CURVES, tmp_path_factory.mktemp("fonts"))
+    plot.draw(BY_SIZE, ROUNDS, tmp_path_factory.mktemp("fonts"))
 
 
 @pytest.mark.usefixtures("fonts")
@@ -209,7 +219,9 @@ def test_page_and_plots_are_deterministic(tmp_path_factory: pytest.TempPathFacto
     written = []
     for _ in range(2):
         folder = tmp_path_factory.mktemp("docs")
-        page.write(folder, {QUESTION: (SAMPLES, {"gloo": "pip install torch"})}, 3, "python -m benchmarks")
+        page.write(
+            folder, "benchmarks", {QUESTION: (SAMPLES, {"gloo": "pip install torch"})}, 3, "python -m benchmarks"
+        )
         written.append({file.name: file.read_bytes() for file in folder.rglob("*.*")})
     assert written[0] == written[1]
     assert sorted(written[0]) == ["benchmarks.md", "name.svg"]
@@ -219,27 +231,26 @@ def test_page_and_plots_are_deterministic(tmp_path_factory: pytest.TempPathFacto
     assert len(written[0]["name.svg"]) < 20_000
 
 
+CURVE = next(question for question in QUESTIONS if question.task.work == "curve")
+POINTS = [
+    {"rate": rate, "answered": rate, "p50": 0.1, "p99": 1.0, "p99.9": late}
+    for rate, late in ((1000.0, 2.0), (1414.0, 5.0), (2000.0, 7.0), (2828.0, 1.0))
+]
 CURVES = {
-    "netq tcp": [{"rate": rate, "answered": rate, "p50": 0.1, "p99": 1.0, "p99.9": late} for rate, late in
-                 ((1000.0, 2.0), (1414.0, 5.0), (2000.0, 7.0), (2828.0, 1.0))],
-    "grpcio": [],
-}  # fmt: skip
+    "netq tcp": [Sample(CURVE.task, {"curve": [*POINTS, {"rate": 4000.0, "answered": 9.0}]}, {})],
+    "grpcio": [Sample(CURVE.task, {"curve": []}, {})],
+}
 
 
 @pytest.mark.usefixtures("fonts")
-def test_curves_are_written_the_same_each_time(tmp_path: Path) -> None:
-    written = []
-    for name in ("a", "b"):
-        folder = tmp_path / name
-        (folder / "benchmarks").mkdir(parents=True)
-        curve.write(folder, CURVES, {"pyzmq": "pip install pyzmq"}, 0.5, "python -m benchmarks.curve")
-        written.append([(folder / each).read_text() for each in ("benchmarks-load.md", "benchmarks/curve.svg")])
-    assert written[0] == written[1]
-    lines = [" ".join(line.split()) for line in written[0][0].splitlines()]
+def test_page_of_a_curve_ends_at_the_last_rate_reached(tmp_path: Path) -> None:
+    page.write(tmp_path, "benchmarks-load", {CURVE: (CURVES, {"pyzmq aio": "pip install pyzmq"})}, 1, "python")
+    assert (tmp_path / "benchmarks" / "curve.svg").exists()
+    lines = [" ".join(line.split()) for line in (tmp_path / "benchmarks-load.md").read_text().splitlines()]
     assert "| netq tcp | 1,414/s | 2,828/s | 0.10 | 2.00 |" in lines
     assert "| grpcio | 0/s | 0/s | | |" in lines
     assert "| 2,000 | 7.00 | |" in lines
-    assert "- pyzmq is not here: pip install pyzmq" in lines
+    assert "- pyzmq aio is not here: pip install pyzmq" in lines
 
 
 def test_point_of_curve_has_the_rate_of_the_echoes() -> None:
@@ -251,34 +262,12 @@ def test_point_of_curve_has_the_rate_of_the_echoes() -> None:
     assert best([keeping_up, keeping_up | {"p99.9": 0.5}])["p99.9"] == 0.5
 
 
-def test_unknown_peer_of_a_curve_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        curve.main(["pigeon"])
-    assert "no peer pigeon; there are: netq tcp" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["asyncio protocols", "netq tcp"])
-def test_curve_is_measured_until_a_rate_is_not_reached(name: str) -> None:
-    curves, missing = curve.measured([name], 0.02)
-    assert missing == {}
-    rates = [each["rate"] for each in curves[name]]
-    assert rates == list(RATES)[: len(rates)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("peer", ring.PEERS)
-def test_each_peer_is_measured_by_size(peer: str, tmp_path: Path) -> None:
-    cases = [ring.Case(4, 1024), ring.Case(300_000, 300_000), ring.Case(300_000, 0)]
-    started = time.perf_counter()
-    trip, large, one_way = found = ring.measure(*ring.PEERS[peer], cases, 0.001, tmp_path)
-    elapsed = (time.perf_counter() - started) * 1e6  # microseconds, as round trips are given
-    assert 0 < trip[0] <= trip[1] <= trip[2] < elapsed
-    assert 0 < large[0] <= large[1] <= large[2] < elapsed
-    assert one_way[0] > 0
-    table = "\n".join(ring._tables({"TCP": [found], peer: [found] * 3}, cases))
-    assert "4 B → 1 KiB" in table
-    assert table.count("(1.00)") == 3 * len({"TCP", peer})
+def test_curve_is_measured_until_a_rate_is_not_reached(name: str, place: Stage) -> None:
+    points = measure(PEERS[name], replace(CURVE.task, seconds=0.02), place).client["curve"]
+    assert all(is_reached(each) for each in points[:-1])
+    assert points[0]["rate"] == 1000
 
 
 @pytest.mark.slow
@@ -287,40 +276,29 @@ def test_wakeups_are_measured() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "True\n"
 
 
-def test_search_finds_the_highest_sustained_rate() -> None:
-    rates, tried = search(start=1000, steps=8), []
-    sustained = None
-    try:
-        while True:
-            rate = rates.send(sustained)  # type: ignore[arg-type]  # the first is None
-            tried.append(rate)
-            sustained = rate <= 5000
-    except StopIteration as stop:
-        found = stop.value
-    assert 4980 <= found <= 5000
-    assert tried[:4] == [1000, 2000, 4000, 8000]
-
-
-def test_percentiles_are_nearest_rank() -> None:
-    assert [percentile(range(1, 101), percent) for percent in (0, 50, 99, 99.9, 100)] == [1, 50, 99, 100, 100]
-    assert percentile([5], 50) == 5
-
-
 def test_questions_name_existing_peers_and_figures() -> None:
     assert len({question.name for question in QUESTIONS}) == len(QUESTIONS)
     for question in QUESTIONS:
         assert set(question.peers) <= set(PEERS), question.name
-        assert set(question.figures) <= set(FIGURES), question.name
+        assert set(question.figures.split()) <= set(FIGURES), question.name
         for goal in question.goals:
             assert {goal.subject, *goal.others} <= set(question.peers), question.name
             assert (goal.at_least is None) != (goal.at_most is None), question.name
 
 
-def test_mixture_is_the_same_on_both_sides() -> None:
+def test_plan_of_an_exchange_has_more_small_messages() -> None:
     task = Task("exchange", "array", 2**12, 1, smallest=2**8, step=2, expo=0.5)
-    assert sorted(task.mixture()) == [2**8] * 4 + [2**10] * 2 + [2**12]
-    assert task.mixture() == replace(task).mixture()
-    assert Task("exchange", "array", 8, 3).mixture() == [8, 8, 8]
+    assert task.plan.pairs == ((2**8, 4), (2**10, 2), (2**12, 1))
+    assert Task("exchange", "array", 8, 3).plan.pairs == ((8, 3),)
+
+
+def test_run_without_an_event_loop_refuses_to_wait_for_one() -> None:
+    async def work() -> int:
+        return 7
+
+    assert drive(work()) == 7
+    with pytest.raises(RuntimeError, match="it waits for an event loop; there is none"):
+        drive(asyncio.sleep(0))
 
 
 @pytest.mark.slow
@@ -328,7 +306,7 @@ def test_run_prints_tables_and_writes_all_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setattr(command, "OUT", tmp_path)
-    monkeypatch.setattr(command, "QUESTIONS", [replace(QUESTION, quick=ONE_WAY)])
+    monkeypatch.setattr(command, "QUESTIONS", [QUESTION])
     command.main(["--quick", "--only-peers", "netq tcp", "raw"])
     out = capsys.readouterr().out
     assert "name: Title" in out
@@ -337,38 +315,17 @@ def test_run_prints_tables_and_writes_all_figures(
 
 
 @pytest.mark.slow
-def test_serialisers_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    """The figures are those of a busy machine; what is checked is that there are some, for each serialiser."""
-    serialisers.main(0.02)
-    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line]
-    titles = [cells[1].strip() for cells in rows]
+def test_serialisers_and_types_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures are those of a busy machine; what is checked is that there are some, for each row."""
+    serialisers.main(0.02, 1)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines() if line]
+    titles = [row[0] for row in rows]
     for title in ("pickle", "pickle with `allow`", "msgpack", "msgpack with a type", "protobuf"):
         assert titles.count(title) == 3
-    assert all(float(cell.replace(",", "")) > 0 for cells in rows if "msgpack" in cells[1] for cell in cells[2:-1])
-
-
-def test_types_of_bytes_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    types.main(1, 1)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[0] for row in rows] == list(types.values(10))
-    assert all(float(cell) > 0 for row in rows for cell in row[1:3])
-
-
-def test_the_cost_of_handshakes_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    handshakes.main(["--count", "1"])
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert {(row[0], row[1], row[2]) for row in rows} == {
-        (group, algorithm, side)
-        for group, algorithm in (
-            ("X25519 (Python's ssl)", "p256"),
-            ("X25519MLKEM768", "p256"),
-            ("X25519MLKEM768", "ml-dsa-65"),
-        )
-        for side in ("server", "both")
-    } | {("MLKEM768_X25519 (sealed)", algorithm, "both") for algorithm in ("p256", "ml-dsa-65")}
-    sizes = [int(row[3].replace(",", "")) + int(row[4].replace(",", "")) for row in rows if row[2] == "both"]
-    assert sizes[:-2] == sorted(sizes[:-2])
-    assert sizes[-2] < sizes[-1]
+    types = list(serialisers.values(10))
+    assert titles[-len(types) :] == types
+    measured = [row for row in rows if row[0] in types or "msgpack" in row[0]]
+    assert all(float(cell.replace(",", "")) > 0 for row in measured for cell in row[1:3])
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["--only-peers", "nobody"], ["--rounds", "0"]])
@@ -377,3 +334,136 @@ def test_wrong_arguments_are_one_line(arguments: list[str], capsys: pytest.Captu
         command.main(arguments)
     assert stopped.value.code == 2
     assert arguments[-1] in capsys.readouterr().err
+
+
+SWEEPS = [question for question in QUESTIONS if question.page == "benchmarks-by-size"]
+SWEEP = Task("sweep", "array", 2**20, 1, seconds=0.002, smallest=1, step=10)
+SIZES = [1, 2**10, 2**20]
+BY_SIZE = Question("by-size", "Title", SWEEP, "p50 throughput", ("netq tcp", "raw", "pyzmq"), note="A note.")
+
+
+def swept(factor: float) -> Sample:
+    """A round in which a message takes 1 µs, and one more for each KiB, times a factor."""
+    microseconds = {size: factor * (1 + size // 1024) for size in SIZES}
+    steps = {
+        str(size): {"times": [round(us * 1000)], "count": 10, "seconds": 10 * us / 1e6}
+        for size, us in microseconds.items()
+    }
+    return Sample(SWEEP, {"steps": steps}, {})
+
+
+ROUNDS = {"netq tcp": [swept(2), swept(1), swept(9)], "raw": [swept(1)] * 3}
+MISSING = {"pyzmq": "pip install pyzmq"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", dict.fromkeys(name for question in SWEEPS for name in question.peers))
+def test_peer_passes_messages_of_every_size(name: str) -> None:
+    if why := PEERS[name].why_not():
+        pytest.skip(f"{name} is not here: {why}")
+    with stage() as place:
+        found = measure(PEERS[name], SWEEP, place)
+    assert SWEEP.sizes() == SIZES
+    for size in SIZES:
+        one = found.at(size)
+        assert len(one.client["times"]) >= LEAST
+        assert one.task.count >= LEAST
+        assert all(FIGURES[figure].of(one) > 0 for figure in ("p50", "p99", "throughput", "messages"))
+
+
+def test_raw_wire_keeps_bytes_before_a_larger_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw, "AHEAD", 8)
+    ours, theirs = socket.socketpair()
+    wire = raw.Wire(theirs)
+    with ours:
+        ours.sendall(b"12345" + b"abcdefghijklmnopqrst")
+        assert bytes(drive(wire.receive(5))) == b"12345"  # three bytes of the next message were read, too
+        assert bytes(drive(wire.receive(20))) == b"abcdefghijklmnopqrst"
+    drive(wire.close())
+
+
+def test_server_fails_if_bytes_are_missing() -> None:
+    class Short:
+        async def send(self, message: object) -> None:
+            raise AssertionError("it is not sent back")
+
+        async def receive(self, size: int) -> bytes:
+            return HEADER.pack(8, 2, 0, PLAIN) if size == HEADER.size else b"short"
+
+        async def close(self) -> None:
+            return None
+
+    with pytest.raises(RuntimeError, match="10 bytes came; expected 2 messages of 8"):
+        drive(Server(Short(), SWEEP, in_loop=False).run())
+
+
+def test_tables_have_sizes_as_rows_and_ratios_to_netq() -> None:
+    lines = render(BY_SIZE, ROUNDS, MISSING)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert rows[0] == ["p50, µs", "netq tcp", "raw"]
+    assert [row[0] for row in rows[2:5]] == ["1B", "1KiB", "1MiB"]
+    assert rows[2][1:] == ["2 (1.00)", "1 (0.50)"]
+    assert rows[4][1:] == ["2,050 (1.00)", "1,025 (0.50)"]
+    assert rows[5] == ["GB/s", "netq tcp", "raw"]
+    assert rows[8][1:] == ["0.256 (1.00)", "0.512 (2.00)"]
+    assert lines[-1] == "- pyzmq is not here: pip install pyzmq"
+
+
+def test_table_without_netq_has_no_ratios() -> None:
+    lines = render(BY_SIZE, {"raw": ROUNDS["raw"]}, {"netq tcp": "broken"})
+    assert lines[2].split("|")[2].strip() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fonts")
+def test_page_by_size_and_plots_are_deterministic(tmp_path_factory: pytest.TempPathFactory) -> None:
+    written = []
+    for _ in range(2):
+        folder = tmp_path_factory.mktemp("docs")
+        page.write(folder, "benchmarks-by-size", {BY_SIZE: (ROUNDS, MISSING)}, 3, "python -m benchmarks by-size")
+        written.append({file.name: file.read_bytes() for file in folder.rglob("*.*")})
+    assert written[0] == written[1]
+    assert sorted(written[0]) == ["benchmarks-by-size.md", "by-size.svg"]
+    text = written[0]["benchmarks-by-size.md"].decode()
+    assert "median of 3 round(s)" in text
+    assert "![Title](benchmarks/by-size.svg)" in text
+    assert "A note." in text
+    assert text.count("| 1KiB") == 2
+    drawn = written[0]["by-size.svg"].decode()
+    assert all(name in drawn for name in ("netq tcp", "raw", "1MiB"))
+
+
+@pytest.mark.parametrize(
+    ("line", "pages"),
+    [
+        ("", {"benchmarks", "benchmarks-by-size", "benchmarks-load"}),
+        ("sweep-tcp sweep-shm", {"benchmarks-by-size"}),
+        ("curve ring", {"benchmarks-load"}),
+        ("sweep-tcp", set()),
+        ("sweep-tcp sweep-shm --quick", set()),
+        ("sweep-tcp sweep-shm --only-peers raw pipes", set()),
+        ("tcp-2mib", set()),
+    ],
+)
+def test_pages_are_written_after_whole_runs_only(monkeypatch: pytest.MonkeyPatch, line: str, pages: set[str]) -> None:
+    written = {}
+    monkeypatch.setattr(command, "_run", lambda questions, rounds: dict.fromkeys(questions, ({}, {})))
+    monkeypatch.setattr(command, "_save", lambda results: None)
+    monkeypatch.setattr(page, "write", lambda folder, name, results, *_: written.update({name: list(results)}))
+    command.main(line.split())
+    assert written == {name: [question for question in QUESTIONS if question.page == name] for name in pages}
+
+
+def test_quick_sweep_ends_at_smaller_messages() -> None:
+    for question in SWEEPS:
+        assert question.quick.sizes()[-1] < question.task.sizes()[-1] == 2**28
+        assert question.quick.seconds < question.task.seconds
+        assert replace(question.quick, size=2**28).sizes() == question.task.sizes()
+
+
+def test_written_page_has_both_plots() -> None:
+    folder = Path(__file__).parents[1] / "docs" / "reference"
+    text = (folder / "benchmarks-by-size.md").read_text(encoding="utf-8")
+    for question in SWEEPS:
+        assert f"](benchmarks/{question.name}.svg)" in text
+        assert (folder / "benchmarks" / f"{question.name}.svg").exists()

@@ -137,7 +137,6 @@ THIRD_PARTY = {  # by module or folder; netq else has the standard library only
     "netq.security.shared": {"cryptography"},
     "netq.security.openssl": {"cryptography", "OpenSSL", "service_identity"},
     "netq.bench.output": {"matplotlib"},
-    "netq.bench.progress": {"rich"},
     "netq.utils.forms": {"numpy", "torch"},
     "netq.utils.msgpack": {"msgspec", "numpy"},
     "netq.utils.msgpack_keys": {"msgspec"},

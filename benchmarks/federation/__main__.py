@@ -9,7 +9,7 @@ import argparse
 import platform
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from benchmarks import page
 from benchmarks.federation import kernel, work
 from benchmarks.federation.processes import Failed, Processes
 from benchmarks.federation.rows import OFFLINE, ROWS, SIZES, Row
+from netq.bench.output import markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "benchmarks-federation.md"
 TOP = """\
@@ -36,11 +37,6 @@ does not have them.
 Machine: {machine}. flwr {flwr}, ray {ray}, Python {python}.
 
 """
-ROUNDS = """\
-| | s/round | × fl, TCP | memory, MB | × fl, TCP |
-|---|---|---|---|---|
-{lines}
-"""
 SIZES_PART = """\
 
 ## The server's memory
@@ -48,9 +44,6 @@ SIZES_PART = """\
 fl over TCP, with a process for each client: the peak memory of the server's process, with its interpreter and numpy, in
 MB and in models. The goal is three models and 100 MB. The last model is larger than the limit of a protobuf message.
 
-| | s/round | server, MB | models |
-|---|---|---|---|
-{lines}
 """
 KERNELS = """\
 
@@ -62,9 +55,6 @@ kernels run once. A fold reads update and mean, checks that the update is finite
 also makes the next model. The check of float32 is a product of numpy's BLAS, whose own threads are not pinned. The goal
 is 0.5 for float32.
 
-| | GB/s | × a copy |
-|---|---|---|
-{lines}
 """
 
 
@@ -95,13 +85,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _text(found: Mapping[str, list[dict[str, Any]]], repeat: int) -> str:
     sizes = {row.name: found[row.name] for row in SIZES if row.name in found}
     rounds = {row.name: found[row.name] for row in ROWS if row.name in found}
-    kernels = [f"| {name} | {speed.rate / 1e9:.2f} | {speed.ratio:.2f} |" for name, speed in kernel.measure().items()]
-    return (
-        _top(repeat)
-        + ROUNDS.format(lines="\n".join(_table(rounds)))
-        + SIZES_PART.format(lines="\n".join(_peaks(sizes)))
-        + KERNELS.format(mb=work.MODEL_MB, turns=kernel.TURNS, lines="\n".join(kernels))
-    )
+    kernels = [[name, f"{rate / 1e9:.2f}", f"{ratio:.2f}"] for name, (rate, ratio) in kernel.measure().items()]
+    versions = {name: metadata.version(name) for name in ("flwr", "ray")} | {"python": platform.python_version()}
+    top = TOP.format(repeat=repeat, mb=work.MODEL_MB, clients=work.CLIENTS, machine=page.machine(), **versions)
+    lines = [
+        *(top.rstrip(), "", *markdown([["", "s/round", "× fl, TCP", "memory, MB", "× fl, TCP"], *_rounds(rounds)])),
+        *(SIZES_PART.rstrip(), "", *markdown([["", "s/round", "server, MB", "models"], *_peaks(sizes)])),
+        KERNELS.format(mb=work.MODEL_MB, turns=kernel.TURNS).rstrip(),
+        "",
+        *markdown([["", "GB/s", "× a copy"], *kernels]),
+    ]
+    return "\n".join([*lines, ""])
 
 
 def _measure(row: Row) -> dict[str, Any] | None:
@@ -117,46 +111,28 @@ def _measure(row: Row) -> dict[str, Any] | None:
     return figures
 
 
-def _table(found: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+def _rounds(found: Mapping[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
     seconds = {name: [s for each in runs for s in each["seconds"]] for name, runs in found.items() if runs}
     memory = {name: max(each["peak"] for each in runs) / 1e6 for name, runs in found.items() if runs}
     first = next(iter(seconds), "")
-    lines = []
     for name in found:
         if name not in seconds:
-            lines.append(f"| {name} | it failed here | | | |")
+            yield [name, "it failed here", "", "", ""]
             continue
         middle, base = statistics.median(seconds[name]), statistics.median(seconds[first])
         spread = f"{min(seconds[name]):.2f} to {max(seconds[name]):.2f}"
-        lines.append(
-            f"| {name} | {middle:.2f} ({spread}) | {middle / base:.1f} | {memory[name]:.0f} "
-            f"| {memory[name] / memory[first]:.1f} |"
-        )
-    return lines
+        ratio = f"{memory[name] / memory[first]:.1f}"
+        yield [name, f"{middle:.2f} ({spread})", f"{middle / base:.1f}", f"{memory[name]:.0f}", ratio]
 
 
-def _peaks(found: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    lines = []
+def _peaks(found: Mapping[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
     for name, runs in found.items():
         if not runs:
-            lines.append(f"| {name} | it failed here | | |")
+            yield [name, "it failed here", "", ""]
             continue
         (run,), megabytes = runs, int(name.split()[-2])
         seconds, server = statistics.median(run["seconds"]), run["server"] / 1e6
-        lines.append(f"| {name} | {seconds:.2f} | {server:.0f} | {server / megabytes:.2f} |")
-    return lines
-
-
-def _top(repeat: int) -> str:
-    return TOP.format(
-        repeat=repeat,
-        mb=work.MODEL_MB,
-        clients=work.CLIENTS,
-        machine=page.machine(),
-        flwr=metadata.version("flwr"),
-        ray=metadata.version("ray"),
-        python=platform.python_version(),
-    )
+        yield [name, f"{seconds:.2f}", f"{server:.0f}", f"{server / megabytes:.2f}"]
 
 
 if __name__ == "__main__":

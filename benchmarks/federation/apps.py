@@ -27,21 +27,10 @@ def _train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
 
-class TimedFedAvg(FedAvg):
-    """FedAvg that records when its rounds end."""
+def timed(kind: Any, **options: Any) -> Strategy:
+    """Return a strategy of a kind that records when its rounds end."""
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """Aggregate, and record the time."""
-        result = super().aggregate_train(server_round, replies)
-        clock.round_ends()
-        return result
-
-
-def kernel(**options: Any) -> Strategy:
-    """Return an fl.flower.FedAvg that records when its rounds end."""
-    import fl.flower
-
-    class Timed(fl.flower.FedAvg):
+    class Timed(kind):
         def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
             result = super().aggregate_train(server_round, replies)
             clock.round_ends()
@@ -53,7 +42,12 @@ def kernel(**options: Any) -> Strategy:
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
     options = {"fraction_evaluate": 0.0, "min_train_nodes": work.CLIENTS, "min_available_nodes": work.CLIENTS}
-    strategy = kernel(**options) if os.environ.get("FEDERATION_KERNEL") else TimedFedAvg(**options)
+    kind: Any = FedAvg
+    if os.environ.get("FEDERATION_KERNEL"):
+        import fl.flower
+
+        kind = fl.flower.FedAvg
+    strategy = timed(kind, **options)
     start = ArrayRecord({name: Array(array) for name, array in work.model().items()})
     result = strategy.start(grid, start, num_rounds=work.ROUNDS, timeout=600)
     work.report(clock.figures(float(result.arrays["layer0"].numpy()[0])))

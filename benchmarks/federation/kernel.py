@@ -6,12 +6,11 @@ of numpy's BLAS. The kernels run in turn, so that other work of the machine affe
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,26 +19,19 @@ import fl
 from benchmarks.federation import work
 from fl.messages import Update
 from fl.tensors import spec
+from netq.bench.resources import cores, pinned
 
 TURNS = 15
 CLIENT = uuid.UUID(int=1)
 
 
-class Speed(NamedTuple):
-    """The speed of one kernel: medians of all turns."""
-
-    rate: float  # bytes of one model a second
-    ratio: float  # of that rate to the rate of the copy in the same turn
+Speed = tuple[float, float]  # bytes of a model a second, and the ratio to the copy in the same turn: medians
 
 
 def measure() -> dict[str, Speed]:
     """Return the speed of each kernel, first that of the copy."""
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
-    try:
+    with pinned(cores()[-1]):
         return _speeds(_kernels())
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def _kernels() -> dict[str, tuple[int, Callable[[], object]]]:
@@ -92,7 +84,7 @@ def _speeds(kernels: Mapping[str, tuple[int, Callable[[], object]]]) -> dict[str
             rates[name].append(size / (time.perf_counter() - begin))
     first = next(iter(rates.values()))
     return {
-        name: Speed(
+        name: (
             statistics.median(of[1:]),  # the first turn is the warm-up
             statistics.median(own / copied for own, copied in zip(of[1:], first[1:], strict=True)),
         )

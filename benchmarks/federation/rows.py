@@ -49,11 +49,15 @@ class Row:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _fl(processes: Processes, folder: Path | None = None, clients: int = work.CLIENTS) -> None:
-    port, more = str(free_port()), () if folder is None else (str(folder),)
-    server = processes.python("benchmarks.federation.fl_rounds", "server", port, *more)
+def _sides(processes: Processes, kind: str, *folder: str, clients: int = work.CLIENTS) -> None:
+    """Run a server and clients of sides.py."""
+    port = free_port()
+    command = "benchmarks.federation.sides", kind
+    server = processes.python(*command, "server", str(port), *folder)
+    if kind == "legacy":  # whose clients do not try again
+        processes.until_listens(port)
     for _ in range(clients):
-        processes.python("benchmarks.federation.fl_rounds", "client", port, *more)
+        processes.python(*command, "client", str(port), *folder)
     processes.wait(server)
 
 
@@ -61,24 +65,7 @@ def _tls(processes: Processes) -> None:
     from netq.security import certificates
 
     certificates.init(processes.folder)
-    _fl(processes, processes.folder)
-
-
-def _grid(processes: Processes) -> None:
-    port = str(free_port())
-    server = processes.python("benchmarks.federation.grid", "server", port)
-    for _ in range(work.CLIENTS):
-        processes.python("benchmarks.federation.grid", "node", port)
-    processes.wait(server)
-
-
-def _legacy(processes: Processes) -> None:
-    port = free_port()
-    server = processes.python("benchmarks.federation.legacy", "server", str(port))
-    processes.until_listens(port)
-    for _ in range(work.CLIENTS):
-        processes.python("benchmarks.federation.legacy", "client", str(port))
-    processes.wait(server)
+    _sides(processes, "fl", str(processes.folder))
 
 
 def _deployment(processes: Processes) -> None:
@@ -125,15 +112,16 @@ def write_app(folder: Path, port: int, client: str, server: str, config: str = "
 
 def _of_size(clients: int, megabytes: int) -> Row:
     size = {"FEDERATION_CLIENTS": str(clients), "FEDERATION_MB": str(megabytes)}
-    return Row(f"{clients} clients, {megabytes} MB", functools.partial(_fl, clients=clients), size)
+    return Row(f"{clients} clients, {megabytes} MB", functools.partial(_sides, kind="fl", clients=clients), size)
 
 
+_FL, _GRID = functools.partial(_sides, kind="fl"), functools.partial(_sides, kind="grid")
 ROWS = (
-    Row("fl, TCP", _fl),
+    Row("fl, TCP", _FL),
     Row("fl, TLS", _tls),
-    Row("Flower's FedAvg over fl.flower", _grid),
-    Row("fl.flower.FedAvg over fl.flower", _grid, {"FEDERATION_KERNEL": "1"}),
-    Row("flwr, legacy gRPC", _legacy),
+    Row("Flower's FedAvg over fl.flower", _GRID),
+    Row("fl.flower.FedAvg over fl.flower", _GRID, {"FEDERATION_KERNEL": "1"}),
+    Row("flwr, legacy gRPC", functools.partial(_sides, kind="legacy")),
     Row("flwr, simulation on Ray", _ray),
     Row("flwr, deployment", _deployment),
 )

@@ -49,12 +49,6 @@ class Clock:
         return {"seconds": seconds, "value": value}
 
 
-def peak() -> int:
-    """Return the peak memory of this process in bytes, with its interpreter."""
-    with open("/proc/self/status", encoding="ascii") as status:
-        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
-
-
 def report(figures: dict[str, Any]) -> None:
     """Print the figures, and write them to the file that FEDERATION_RESULT names, for the process that measures."""
     text = json.dumps(figures)

@@ -1,4 +1,4 @@
-"""The compared peers: one module for each, with `listen`, `connect` and a Wire (blocking.py, awaiting.py).
+"""The compared peers: a module for each, whose coroutine `open(place)` returns a Wire (benchmarks/works.py).
 
 PEERS lists them by name. Each peer is used in the fastest way that its own documents recommend; its module links to
 them. Only the measured processes import the modules, so a peer that is not installed gets a row with the reason.
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from benchmarks import broker
 
+SPINS = ("0", "10", "20", "50", "100")  # microseconds for which a ring socket spins: the question ring-spin
+PIECES = ("16", "32", "64", "128", "256")  # KiB that it copies at once: the question ring-piece
 PYTHON_313 = "NETQ_BENCH_PYTHON313"  # an environment variable: the interpreter that has net-queue
 
 
@@ -32,6 +34,8 @@ class Peer:
     tls: bool = False
     python_313: bool = False
     environment: tuple[tuple[str, str], ...] = ()  # for its processes, in addition to this one's
+    loop: str = ""  # the module whose `run` has its event loop; without one its calls block
+    kind: str = ""  # of messages, if it takes no others: see Task
     broken: str = ""  # why its current version cannot be measured
 
     def python(self) -> str:
@@ -91,6 +95,7 @@ _OPENSSL = (("OpenSSL", "pyOpenSSL"), ("service_identity", "service-identity"), 
 _GRPC = (("grpc", "grpcio"),)
 _PAHO = (("paho", "paho-mqtt"),)
 _UVLOOP = (("uvloop", "uvloop"),)
+_ZMQ = (("zmq", "pyzmq"),)
 _NO_GRPC = (
     "net-queue 2.6.4 has its gRPC module in a folder `gprc`, where its own `new` does not find it; "
     "imported from there, its client receives nothing while it does not send"
@@ -107,34 +112,36 @@ PEERS = {
         Peer("netq mqtt", "netq_", _PAHO, variant="mqtt", broker=True),
         Peer("netq grpc", "netq_", _GRPC, variant="grpc"),
         Peer("netq shm", "netq_", variant="shm"),
-        Peer("netq aio", "netq_aio"),
-        Peer("netq aio uvloop", "netq_aio_uvloop", _UVLOOP),
+        Peer("netq aio", "netq_", variant="aio", loop="asyncio"),
+        Peer("netq aio uvloop", "netq_", _UVLOOP, variant="aio", loop="uvloop"),
         Peer("netq into", "netq_", variant="into"),
-        Peer("netq aio into", "netq_aio", variant="into"),
+        Peer("netq aio into", "netq_", variant="aio-into", loop="asyncio"),
         Peer("netq ring", "ring"),
         Peer("netq ring socket", "ring_socket"),
         Peer("netq ring socket waiting", "ring_socket", variant="0"),
+        *(Peer(f"spin {spin} µs", "ring_socket", variant=spin) for spin in SPINS),
+        *(Peer(f"piece {piece} KiB", "ring_socket", variant=f"50 {piece}") for piece in PIECES),
         Peer("raw", "raw"),
         Peer("raw sliced", "raw", variant="sliced"),
         Peer("raw tls", "rawtls", _TLS, tls=True),
-        Peer("raw pyOpenSSL", "rawopenssl", _OPENSSL, tls=True),
-        Peer("pyzmq", "pyzmq", (("zmq", "pyzmq"),)),
-        Peer("pyzmq aio", "pyzmq_aio", (("zmq", "pyzmq"),)),
+        Peer("raw pyOpenSSL", "rawtls", _OPENSSL, variant="openssl", tls=True),
+        Peer("pyzmq", "pyzmq", _ZMQ),
+        Peer("pyzmq aio", "pyzmq", _ZMQ, variant="aio", loop="asyncio"),
         Peer("pipes", "pipe"),
-        Peer("unix socket", "unix"),
+        Peer("unix socket", "raw", variant="unix"),
         Peer("shared_memory", "shared_memory"),
         Peer("multiprocessing", "multiprocessing_connection"),
-        Peer("asyncio streams", "asyncio_streams"),
-        Peer("asyncio protocols", "asyncio_protocols"),
-        Peer("asyncio buffered", "asyncio_buffered"),
-        Peer("asyncio sockets", "asyncio_sockets"),
-        Peer("uvloop", "uvloop_", _UVLOOP),
-        Peer("uvloop reno", "uvloop_", _UVLOOP, variant="reno"),
-        Peer("tornado", "tornado_", (("tornado", "tornado"),)),
-        Peer("curio", "curio_", (("curio", "curio"),)),
-        Peer("grpcio", "grpcio_", _GRPC),
-        Peer("grpcio aio", "grpcio_aio", _GRPC),
-        Peer("paho", "paho_", _PAHO, broker=True),
+        Peer("asyncio streams", "asyncio_streams", loop="asyncio"),
+        Peer("asyncio protocols", "asyncio_protocols", loop="asyncio"),
+        Peer("asyncio buffered", "asyncio_protocols", variant="buffered", loop="asyncio"),
+        Peer("asyncio sockets", "asyncio_sockets", loop="asyncio"),
+        Peer("uvloop", "asyncio_protocols", _UVLOOP, variant="buffered", loop="uvloop"),
+        Peer("uvloop reno", "asyncio_protocols", _UVLOOP, variant="reno", loop="uvloop"),
+        Peer("tornado", "tornado_", (("tornado", "tornado"),), loop="asyncio"),
+        Peer("curio", "curio_", (("curio", "curio"),), loop="curio"),
+        Peer("grpcio", "grpcio_", _GRPC, kind="object"),
+        Peer("grpcio aio", "grpcio_aio", _GRPC, loop="asyncio", kind="object"),
+        Peer("paho", "paho_", _PAHO, broker=True, kind="object"),
         Peer("gloo", "gloo", (("torch", "torch"),)),
         Peer("net-queue tcp", "netqueue", variant="tcp", python_313=True),
         Peer("net-queue mqtt", "netqueue", _PAHO, variant="mqtt", broker=True, python_313=True),

@@ -1,57 +1,29 @@
-"""asyncio's Protocol: the event loop calls `data_received` with new bytes. Base of asyncio_buffered.py too.
+"""asyncio's protocols: the event loop calls `data_received` with new bytes, or "buffered" reads into our buffer.
 
-https://docs.python.org/3/library/asyncio-protocol.html#streaming-protocols: the low-level API. Received bytes
-are copied into a reused buffer. Messages are written in slices, because asyncio copies what the socket does not accept
-at once: https://docs.python.org/3/library/asyncio-protocol.html#asyncio.WriteTransport.
+https://docs.python.org/3/library/asyncio-protocol.html: the low-level API. Of Protocol, received bytes are copied into
+a reused buffer; BufferedProtocol, which uvloop runs too, "can be used to reduce the number of copies". Messages are
+written in slices, because asyncio copies what the socket does not accept at once (asyncio.WriteTransport). The variant
+"reno" is buffered, and uses reno instead of BBR, which paces, as "sliced" does (raw.py).
+https://uvloop.readthedocs.io/user/index.html: its README measures that protocols are the fastest API.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.peers.frames import Frames, pieces
+from benchmarks.peers.tcp import tcp_socket
 from benchmarks.task import Place
 
-run = asyncio.run
 
-
-async def listen(place: Place, ready: Callable[[], None]) -> FramedProtocol:
-    return await listen_with(Wire, place, ready)
-
-
-async def connect(place: Place) -> FramedProtocol:
-    return await connect_with(Wire, place)
-
-
-async def listen_with(kind: Callable[[], Any], place: Place, ready: Callable[[], None]) -> FramedProtocol:
-    """Accept one connection for a protocol of this kind."""
-    accepted: asyncio.Future[FramedProtocol] = asyncio.get_running_loop().create_future()
-
-    def make() -> Any:
-        wire = kind()
-        accepted.set_result(wire)
-        return wire
-
-    server = await asyncio.get_running_loop().create_server(make, place.host, place.port)
-    ready()
-    wire = await accepted
-    await wire.connected
-    server.close()
-    return _tuned(wire, place)
-
-
-async def connect_with(kind: Callable[[], Any], place: Place) -> FramedProtocol:
-    """Connect a protocol of this kind."""
-    return _tuned((await asyncio.get_running_loop().create_connection(kind, place.host, place.port))[1], place)
-
-
-def _tuned(wire: FramedProtocol, place: Place) -> FramedProtocol:
+async def open(place: Place) -> FramedProtocol:
+    sock, kind = tcp_socket(place), Buffered if place.variant else Wire
     if place.variant == "reno":
-        wire.socket().setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-    return wire
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    _, wire = await asyncio.get_running_loop().create_connection(kind, sock=sock)
+    return cast(FramedProtocol, wire)
 
 
 class FramedProtocol:
@@ -64,7 +36,6 @@ class FramedProtocol:
         self._waiting: asyncio.Future[memoryview] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self.connected: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
 
     async def send(self, message: Any) -> None:
@@ -85,14 +56,10 @@ class FramedProtocol:
         self._transport.close()
         await self._ended
 
-    def socket(self) -> Any:
-        return self._transport.get_extra_info("socket")
-
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: Any = transport
-        self.connected.set_result(None)
 
     def serve_reader(self) -> None:
         """Pass a complete message to the task that waits in `receive`; pause reading if the buffer is full."""
@@ -117,4 +84,13 @@ class FramedProtocol:
 class Wire(FramedProtocol, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._frames.feed(data)
+        self.serve_reader()
+
+
+class Buffered(FramedProtocol, asyncio.BufferedProtocol):
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._frames.free_space()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._frames.received(nbytes)
         self.serve_reader()

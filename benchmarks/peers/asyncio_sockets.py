@@ -7,32 +7,21 @@ that transports are more convenient. For large messages these calls are the fast
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.frames import Frames, pieces
+from benchmarks.peers.tcp import tcp_socket
 from benchmarks.task import Place
 
-run = asyncio.run
 
-
-async def listen(place: Place, ready: Callable[[], None]) -> Wire:
-    with socket.create_server((place.host, place.port)) as listener:
-        listener.setblocking(False)
-        ready()
-        return Wire((await asyncio.get_running_loop().sock_accept(listener))[0])
-
-
-async def connect(place: Place) -> Wire:
-    return Wire(socket.create_connection((place.host, place.port)))
+async def open(place: Place) -> Wire:
+    return Wire(place)
 
 
 class Wire:
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock = sock
+    def __init__(self, place: Place) -> None:
+        self._sock = tcp_socket(place)
+        self._sock.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._frames = Frames()
 

@@ -8,31 +8,17 @@ raised: with the default, reading is paused and resumed for each 128 KiB.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.frames import AHEAD, HEADER, pieces
+from benchmarks.peers.tcp import tcp_socket
 from benchmarks.task import Place
 
 LIMIT = 4 * 1024**2  # bytes
-run = asyncio.run
 
 
-async def listen(place: Place, ready: Callable[[], None]) -> Wire:
-    accepted: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        accepted.set_result(Wire(reader, writer))
-
-    server = await asyncio.start_server(serve, place.host, place.port, limit=LIMIT)
-    ready()
-    wire = await accepted
-    server.close()
-    return wire
-
-
-async def connect(place: Place) -> Wire:
-    return Wire(*await asyncio.open_connection(place.host, place.port, limit=LIMIT))
+async def open(place: Place) -> Wire:
+    return Wire(*await asyncio.open_connection(sock=tcp_socket(place), limit=LIMIT))
 
 
 class Wire:

@@ -15,7 +15,6 @@ import grpc
 
 from benchmarks.task import Place
 
-KIND = "object"  # grpcio accepts bytes only
 METHOD = "/benchmarks.Peer/stream"
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -26,7 +25,13 @@ def handlers(handler: Callable[..., Any]) -> Any:
     return grpc.method_handlers_generic_handler(service, {method: grpc.stream_stream_rpc_method_handler(handler)})
 
 
-def listen(place: Place, ready: Callable[[], None]) -> Wire:
+async def open(place: Place) -> Wire:
+    address = f"{place.host}:{place.port}"
+    if not place.is_server:
+        channel = grpc.insecure_channel(address, options=OPTIONS)
+        wire = Wire(iter(()), channel.close)
+        wire.incoming = channel.stream_stream(METHOD)(wire.outgoing())
+        return wire
     calls: queue.SimpleQueue[Wire] = queue.SimpleQueue()
 
     def handler(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -36,17 +41,10 @@ def listen(place: Place, ready: Callable[[], None]) -> Wire:
 
     server = grpc.server(ThreadPoolExecutor(1), options=OPTIONS)
     server.add_generic_rpc_handlers((handlers(handler),))
-    server.add_insecure_port(f"{place.host}:{place.port}")
+    server.add_insecure_port(address)
     server.start()
-    ready()
+    place.ready()
     return calls.get()
-
-
-def connect(place: Place) -> Wire:
-    channel = grpc.insecure_channel(f"{place.host}:{place.port}", options=OPTIONS)
-    wire = Wire(iter(()), channel.close)
-    wire.incoming = channel.stream_stream(METHOD)(wire.outgoing())
-    return wire
 
 
 class Wire:
@@ -58,13 +56,13 @@ class Wire:
     def outgoing(self) -> Iterator[bytes]:
         return iter(self._out.get, None)
 
-    def send(self, message: bytes) -> None:
+    async def send(self, message: bytes) -> None:
         self._out.put(message)
 
-    def receive(self, size: int) -> bytes:
+    async def receive(self, size: int) -> bytes:
         return next(self.incoming)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._out.put(None)
         for _ in self.incoming:  # until the other side has ended its half too
             raise RuntimeError("more came than was sent")

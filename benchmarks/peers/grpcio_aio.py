@@ -9,17 +9,18 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import grpc.aio
 
-from benchmarks.peers.grpcio_ import KIND, METHOD, OPTIONS, handlers
+from benchmarks.peers.grpcio_ import METHOD, OPTIONS, handlers
 from benchmarks.task import Place
 
-__all__ = ["KIND", "connect", "listen", "run"]
-run = asyncio.run
 
-
-async def listen(place: Place, ready: Callable[[], None]) -> Wire:
+async def open(place: Place) -> Wire:
+    address = f"{place.host}:{place.port}"
+    if not place.is_server:
+        channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        call = channel.stream_stream(METHOD)()
+        return Wire(call, channel.close, call.done_writing)
     accepted: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
 
     async def handler(requests: Any, context: Any) -> None:
@@ -29,16 +30,10 @@ async def listen(place: Place, ready: Callable[[], None]) -> Wire:
 
     server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((handlers(handler),))
-    server.add_insecure_port(f"{place.host}:{place.port}")
+    server.add_insecure_port(address)
     await server.start()
-    ready()
+    place.ready()
     return await accepted
-
-
-async def connect(place: Place) -> Wire:
-    channel = grpc.aio.insecure_channel(f"{place.host}:{place.port}", options=OPTIONS)
-    call = channel.stream_stream(METHOD)()
-    return Wire(call, channel.close, call.done_writing)
 
 
 class Wire:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import paho.mqtt.client as mqtt
@@ -17,20 +16,17 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from benchmarks.task import Place
 
-KIND = "object"  # paho accepts bytes only
 IN_FLIGHT = 16
 
 
-def listen(place: Place, ready: Callable[[], None]) -> Wire:
+async def open(place: Place) -> Wire:
+    if not place.is_server:
+        wire = Wire(place, send="up", receive="down")
+        await wire.send(b"here")
+        return wire
     wire = Wire(place, send="down", receive="up")
-    ready()
-    wire.receive(0)
-    return wire
-
-
-def connect(place: Place) -> Wire:
-    wire = Wire(place, send="up", receive="down")
-    wire.send(b"here")
+    place.ready()
+    await wire.receive(0)
     return wire
 
 
@@ -48,15 +44,15 @@ class Wire:
         self._client.subscribe(f"benchmarks/{receive}")
         subscribed.wait()
 
-    def send(self, message: bytes) -> None:
+    async def send(self, message: bytes) -> None:
         self._waiting.append(self._client.publish(self._topic, message))
         if len(self._waiting) > IN_FLIGHT:
             self._waiting.popleft().wait_for_publish()
 
-    def receive(self, size: int) -> bytes | bytearray:
+    async def receive(self, size: int) -> bytes | bytearray:
         return self._in.get()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for info in self._waiting:
             info.wait_for_publish()
         self._client.disconnect()

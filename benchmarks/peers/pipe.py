@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.raw import Wire
@@ -17,22 +15,15 @@ from benchmarks.task import Place
 _SIZE = 1024**2
 
 
-def listen(place: Place, ready: Callable[[], None]) -> Wire:
-    for path in _paths(place):
-        os.mkfifo(path)
-    ready()
-    there, back = _paths(place)
-    return Wire(Pipes(os.open(there, os.O_RDONLY), os.open(back, os.O_WRONLY)))  # opening waits for the other side
-
-
-def connect(place: Place) -> Wire:
-    there, back = _paths(place)
+async def open(place: Place) -> Wire:
+    there, back = (place.folder / f"pipe-{place.port}-{way}" for way in ("there", "back"))
+    if place.is_server:
+        for path in (there, back):
+            os.mkfifo(path)
+        place.ready()
+        return Wire(Pipes(os.open(there, os.O_RDONLY), os.open(back, os.O_WRONLY)))  # opening waits for the other side
     writes = os.open(there, os.O_WRONLY)
     return Wire(Pipes(os.open(back, os.O_RDONLY), writes))
-
-
-def _paths(place: Place) -> tuple[Path, Path]:
-    return place.folder / f"pipe-{place.port}-there", place.folder / f"pipe-{place.port}-back"
 
 
 class Pipes:

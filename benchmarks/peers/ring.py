@@ -6,8 +6,6 @@ The comparison is that of Jocket with a TCP socket: https://github.com/pcdv/jock
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.task import Place
@@ -17,36 +15,28 @@ from netq.shm.ring import HEADER, Reader, Writer
 SIZE = HEADER + 64 * 1024
 
 
-def listen(place: Place, ready: Callable[[], None]) -> Wire:
-    path = _path(place)
-    path.write_bytes(bytes(2 * SIZE))
-    ready()
-    return Wire(path, sends=1)
-
-
-def connect(place: Place) -> Wire:
-    return Wire(_path(place), sends=0)
-
-
-def _path(place: Place) -> Path:
-    return place.folder / f"ring-{place.port}"
+async def open(place: Place) -> Wire:
+    path = place.folder / f"ring-{place.port}"
+    if place.is_server:
+        path.write_bytes(bytes(2 * SIZE))
+        place.ready()
+    with path.open("r+b") as file:
+        return Wire(memoryview(mmap.mmap(file.fileno(), 2 * SIZE)), sends=int(place.is_server))
 
 
 class Wire:
-    def __init__(self, path: Path, sends: int) -> None:
-        with path.open("r+b") as file:
-            self._memory = memoryview(mmap.mmap(file.fileno(), 2 * SIZE))
-        halves = [self._memory[:SIZE], self._memory[SIZE:]]
+    def __init__(self, memory: memoryview, sends: int) -> None:
+        halves = [memory[:SIZE], memory[SIZE:]]
         self._writer = Writer(halves[sends], make_fence())
         self._reader = Reader(halves[1 - sends], make_fence())
         self._view = memoryview(bytearray(SIZE))
 
-    def send(self, message: Any) -> None:
+    async def send(self, message: Any) -> None:
         sent = self._writer.write((message,))
         while sent < len(message):
             sent += self._writer.write((message[sent:],))
 
-    def receive(self, size: int) -> memoryview:
+    async def receive(self, size: int) -> memoryview:
         ready, read_into = self._reader.available, self._reader.read_into
         if len(self._view) < size:
             self._view = memoryview(bytearray(size))
@@ -57,6 +47,6 @@ class Wire:
                 got += read_into(view[got:])
         return view
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._writer.release()
         self._reader.release()

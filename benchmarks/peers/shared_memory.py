@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -22,64 +21,42 @@ SLOTS = 2
 LEAST = 64 * 1024  # bytes of a slot, for the small control messages of a task
 
 
-def listen(place: Place, ready: Callable[[], None]) -> Wire:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(_path(place))
-        listener.listen()
-        blocks = [SharedMemory(_name(place, way), create=True, size=SLOTS * _slot(place)) for way in (0, 1)]
-        ready()
-        takes, puts = listener.accept()[0], listener.accept()[0]
-    takes.recv(1)  # the client has both blocks open
-    for block in blocks:
-        block.unlink()
-    return Wire(Sender(blocks[1], puts, _slot(place)), Receiver(blocks[0], takes, _slot(place)))
+async def open(place: Place) -> Wire:
+    slot, names = max(place.size, LEAST), [f"netq-benchmark-{place.port}-{way}" for way in ("up", "down")]
+    path = str(place.folder / f"tokens-{place.port}")
+    if place.is_server:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            blocks = [SharedMemory(name, create=True, size=SLOTS * slot) for name in names]
+            place.ready()
+            sockets = [listener.accept()[0] for _ in names]
+        sockets[0].recv(1)  # the client has both blocks open
+        for block in blocks:
+            block.unlink()
+    else:
+        blocks, sockets = [SharedMemory(name) for name in names], [socket.socket(socket.AF_UNIX) for _ in names]
+        for block, sock in zip(blocks, sockets, strict=True):
+            resource_tracker.unregister(f"/{block.name}", "shared_memory")  # the server removes it
+            sock.connect(path)
+        sockets[0].sendall(b".")
+    up, down = (Way(block, sock, slot) for block, sock in zip(blocks, sockets, strict=True))
+    return Wire(down, up) if place.is_server else Wire(up, down)
 
 
-def connect(place: Place) -> Wire:
-    blocks = [SharedMemory(_name(place, way)) for way in (0, 1)]
-    for block in blocks:
-        resource_tracker.unregister(f"/{block.name}", "shared_memory")  # the server removes it
-    puts, takes = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    for sock in (puts, takes):
-        sock.connect(_path(place))
-    puts.sendall(b".")
-    return Wire(Sender(blocks[0], puts, _slot(place)), Receiver(blocks[1], takes, _slot(place)))
+class Way:
+    """A block for one direction, and its socket."""
 
-
-def _path(place: Place) -> str:
-    return str(place.folder / f"tokens-{place.port}")
-
-
-def _name(place: Place, way: int) -> str:
-    return f"netq-benchmark-{place.port}-{way}"
-
-
-def _slot(place: Place) -> int:
-    return max(place.size, LEAST)
-
-
-class Sender:
     def __init__(self, block: SharedMemory, tokens: socket.socket, slot: int) -> None:
         self._block, self._tokens, self._slot, self._count = block, tokens, slot, 0
+        self._view = memoryview(b"")
 
     def send(self, message: Any) -> None:
         if self._count >= SLOTS and not self._tokens.recv(1):
             raise EOFError("the other side has closed")
-        start = self._count % SLOTS * self._slot
-        self._count += 1
-        assert self._block.buf is not None
-        self._block.buf[start : start + len(message)] = memoryview(message)
+        with self._next(len(message)) as slot:
+            slot[:] = memoryview(message)
         self._tokens.sendall(LENGTH.pack(len(message)))
-
-    def close(self) -> None:
-        self._tokens.close()
-        self._block.close()
-
-
-class Receiver:
-    def __init__(self, block: SharedMemory, tokens: socket.socket, slot: int) -> None:
-        self._block, self._tokens, self._slot, self._count = block, tokens, slot, 0
-        self._view = memoryview(b"")
 
     def receive(self) -> memoryview:
         if self._count:
@@ -88,11 +65,14 @@ class Receiver:
         length = self._tokens.recv(LENGTH.size, socket.MSG_WAITALL)
         if not length:
             raise EOFError("the other side has closed")
+        self._view = self._next(LENGTH.unpack(length)[0])
+        return self._view
+
+    def _next(self, length: int) -> memoryview:
         start = self._count % SLOTS * self._slot
         self._count += 1
         assert self._block.buf is not None
-        self._view = self._block.buf[start : start + LENGTH.unpack(length)[0]]
-        return self._view
+        return self._block.buf[start : start + length]
 
     def close(self) -> None:
         self._view.release()
@@ -101,13 +81,15 @@ class Receiver:
 
 
 class Wire:
-    def __init__(self, sender: Sender, receiver: Receiver) -> None:
-        self._sender, self._receiver = sender, receiver
-        self.send = sender.send  # no call in between
+    def __init__(self, sends: Way, receives: Way) -> None:
+        self._sends, self._receives = sends, receives
 
-    def receive(self, size: int) -> memoryview:
-        return self._receiver.receive()
+    async def send(self, message: Any) -> None:
+        self._sends.send(message)
 
-    def close(self) -> None:
-        self._sender.close()
-        self._receiver.close()
+    async def receive(self, size: int) -> memoryview:
+        return self._receives.receive()
+
+    async def close(self) -> None:
+        self._sends.close()
+        self._receives.close()

@@ -6,34 +6,22 @@ be at least the size of a message. The chunk size is the default: at most 64 KiB
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from collections.abc import Callable
 from typing import Any
 
 from tornado.iostream import IOStream
 
 from benchmarks.peers.frames import AHEAD, HEADER, pieces
+from benchmarks.peers.tcp import tcp_socket
 from benchmarks.task import Place
 
-run = asyncio.run
 
-
-async def listen(place: Place, ready: Callable[[], None]) -> Wire:
-    with socket.create_server((place.host, place.port)) as listener:
-        listener.setblocking(False)
-        ready()
-        return Wire((await asyncio.get_running_loop().sock_accept(listener))[0])
-
-
-async def connect(place: Place) -> Wire:
-    return Wire(socket.create_connection((place.host, place.port)))
+async def open(place: Place) -> Wire:
+    return Wire(IOStream(tcp_socket(place), max_buffer_size=2**32))
 
 
 class Wire:
-    def __init__(self, sock: socket.socket) -> None:
-        self._stream = IOStream(sock, max_buffer_size=2**32)
-        self._stream.set_nodelay(True)
+    def __init__(self, stream: IOStream) -> None:
+        self._stream = stream
         self._view = memoryview(bytearray(AHEAD))
 
     async def send(self, message: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 
 from netq.bench import output, plan
 from netq.bench.resources import may_use
@@ -18,10 +19,6 @@ PREFIX = "netq-bench"  # not an application's prefix, which a bench server would
 TIMEOUT = 10  # seconds: default of --timeout
 
 _STEPS = {"min_size": 0, "step_expo": 1.0, "seed": 0}  # defaults of the options that need --step-size
-_NO_TLS = {  # protocols where a server has no certificate of its own, and why
-    Protocol.MQTT: "with mqtt TLS is the broker's; both sides have --tls CA.pem",
-    Protocol.SHM: "shared memory has no TLS: nothing leaves this machine",
-}
 
 
 def settle(options: argparse.Namespace) -> None:
@@ -71,86 +68,103 @@ def _fill_iops(options: argparse.Namespace) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Raise ValueError for options that contradict each other and that netq cannot see: it checks the others itself."""
-    mqtt = options.protocol is Protocol.MQTT
-    if mqtt and options.netloc is None:
-        raise ValueError("mqtt needs --netloc, the broker's")
-    if not mqtt and (options.user or options.password or options.prefix is not None):
-        raise ValueError("--user, --password and --prefix are for mqtt")
-    _check_tls(options)
-    if options.purpose != "both" and getattr(options, "no_pin", False):
-        see = "both" if options.work == "iops" else "--spawn"
-        raise ValueError(f"--no-pin is for a server that is started here: see {see}")
-    if options.work == "iops":
-        _check_iops(options)
-    if options.work == "sweep":
-        _check_sweep(options)
-    if options.netloc is not None:
-        _check_netloc(options)
-    if options.work == "server" and options.core is not None and not may_use(options.core):
-        raise ValueError(f"--core {options.core}: expected a core of this machine that this process may use")
-    if options.work == "load":
-        _check_load(options)
-    _check_files(options)
+    works = {"iops": _iops, "server": _server, "sweep": _sweep, "load": _load}
+    for rules in (_side, _netloc, works.get(options.work, lambda options: iter(())), _files):
+        for is_wrong, why in rules(options):
+            if is_wrong:
+                raise ValueError(why)
 
 
-def _check_tls(options: argparse.Namespace) -> None:
+_Rules = Iterator[tuple[object, str]]  # whether a rule is broken, and what it says; the first broken one is reported
+
+
+def _side(options: argparse.Namespace) -> _Rules:
+    """Yield the rules about brokers, TLS, and servers that are started here."""
     mqtt, shm = options.protocol is Protocol.MQTT, options.protocol is Protocol.SHM
+    purpose, secure = options.purpose, getattr(options, "secure", False)
     own_certificate = getattr(options, "key", None) or getattr(options, "certificate", None)
-    secure = getattr(options, "secure", False)
-    if options.protocol in _NO_TLS and (own_certificate or secure or (shm and options.tls)):
-        raise ValueError(_NO_TLS[options.protocol])
-    if secure and options.purpose != "both":
-        raise ValueError(
-            "--secure is for a server that is started here: give --key PEM and --certificate PEM to the server, "
-            "--tls CA.pem to the client"
-        )
-    if options.purpose == "both" and not mqtt and (options.tls or own_certificate):
-        raise ValueError("a server that is started here makes its own certificate: give --secure alone")
-    if options.purpose == "server" and not mqtt and options.tls:
-        raise ValueError("--tls is a client's: a server has --key and --certificate")
-    if options.purpose == "client" and own_certificate:
-        raise ValueError("--key and --certificate are a server's: a client has --tls CA.pem")
+    see = "both" if options.work == "iops" else "--spawn"
+    of_mqtt = options.user or options.password or options.prefix is not None
+    yield mqtt and options.netloc is None, "mqtt needs --netloc, the broker's"
+    yield not mqtt and of_mqtt, "--user, --password and --prefix are for mqtt"
+    yield mqtt and (own_certificate or secure), "with mqtt TLS is the broker's; both sides have --tls CA.pem"
+    yield (
+        shm and (own_certificate or secure or options.tls),
+        "shared memory has no TLS: nothing leaves this machine",
+    )
+    yield (
+        secure and purpose != "both",
+        "--secure is for a server that is started here: give --key PEM and --certificate PEM to the server, "
+        "--tls CA.pem to the client",
+    )
+    yield (
+        purpose == "both" and not mqtt and (options.tls or own_certificate),
+        "a server that is started here makes its own certificate: give --secure alone",
+    )
+    is_server = purpose == "server" and not mqtt
+    yield is_server and options.tls, "--tls is a client's: a server has --key and --certificate"
+    yield (
+        purpose == "client" and own_certificate,
+        "--key and --certificate are a server's: a client has --tls CA.pem",
+    )
+    yield (
+        purpose != "both" and getattr(options, "no_pin", False),
+        f"--no-pin is for a server that is started here: see {see}",
+    )
 
 
-def _check_iops(options: argparse.Namespace) -> None:
-    if options.purpose == "server" and options.timeout is not None:
-        raise ValueError("--timeout is for client and both: a server waits for its clients")
+def _netloc(options: argparse.Namespace) -> _Rules:
+    if options.netloc is None:
+        return
+    (host, port), mqtt = options.netloc, options.protocol is Protocol.MQTT
+    is_path, who = host.startswith("/"), "broker" if mqtt else "server"
+    yield (
+        is_path and options.protocol is not Protocol.SHM,
+        f"--netloc {host}: a path is for shm; expected HOST:PORT",
+    )
+    yield (
+        port == 0 and not is_path and (mqtt or options.purpose == "client"),
+        f"--netloc {host}:0: expected the port at which the {who} listens",
+    )
+
+
+def _iops(options: argparse.Namespace) -> _Rules:
+    is_server = options.purpose == "server"
+    yield is_server and options.timeout is not None, "--timeout is for client and both: a server waits for its clients"
     for name in _STEPS:
-        if not options.step_size and getattr(options, name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} needs --step-size, of 1 at least: without it all messages have --max-size")
-
-
-def _check_sweep(options: argparse.Namespace) -> None:
-    if options.min_size > options.max_size:
-        smallest, largest = plan.format_size(options.min_size), plan.format_size(options.max_size)
-        raise ValueError(f"--min-size {smallest} is above --max-size {largest}")
-
-
-def _check_load(options: argparse.Namespace) -> None:
-    count = max(options.rates or [options.rate or 0]) * options.seconds
-    if count > plan.MOST_MESSAGES:
-        raise ValueError(f"{count:,.0f} messages; expected {plan.MOST_MESSAGES:,} at most")
-    for name, _ in output.named(options):
-        if options.rates is None:
-            raise ValueError(f"--{name} needs --rates: without them there is no table")
-
-
-def _check_files(options: argparse.Namespace) -> None:
-    names, paths = [*zip(*output.named(options), strict=True)] or [(), ()]
-    if len({path.absolute() for path in paths}) < len(paths):
-        raise ValueError(
-            f"{' and '.join(f'--{name}' for name in names)}: the same file twice; expected a file for each"
+        option = f"--{name.replace('_', '-')}"
+        yield (
+            not options.step_size and getattr(options, name) is not None,
+            f"{option} needs --step-size, of 1 at least: without it all messages have --max-size",
         )
-    plot = getattr(options, "plot", None)
-    if plot is not None and plot.suffix.lower() not in output.PLOTS:
-        raise ValueError(f"--plot {plot}: expected a name that ends in {' or '.join(output.PLOTS)}")
 
 
-def _check_netloc(options: argparse.Namespace) -> None:
-    host, port = options.netloc
-    mqtt, is_path = options.protocol is Protocol.MQTT, host.startswith("/")
-    if is_path and options.protocol is not Protocol.SHM:
-        raise ValueError(f"--netloc {host}: a path is for shm; expected HOST:PORT")
-    if port == 0 and not is_path and (mqtt or options.purpose == "client"):
-        raise ValueError(f"--netloc {host}:0: expected the port at which the {'broker' if mqtt else 'server'} listens")
+def _server(options: argparse.Namespace) -> _Rules:
+    core = options.core
+    yield (
+        core is not None and not may_use(core),
+        f"--core {core}: expected a core of this machine that this process may use",
+    )
+
+
+def _sweep(options: argparse.Namespace) -> _Rules:
+    smallest, largest = plan.format_size(options.min_size), plan.format_size(options.max_size)
+    yield options.min_size > options.max_size, f"--min-size {smallest} is above --max-size {largest}"
+
+
+def _load(options: argparse.Namespace) -> _Rules:
+    count = max(options.rates or [options.rate or 0]) * options.seconds
+    yield count > plan.MOST_MESSAGES, f"{count:,.0f} messages; expected {plan.MOST_MESSAGES:,} at most"
+    for name in output.named(options):
+        yield options.rates is None, f"--{name} needs --rates: without them there is no table"
+
+
+def _files(options: argparse.Namespace) -> _Rules:
+    paths = output.named(options)
+    same = len({path.absolute() for path in paths.values()}) < len(paths)
+    yield same, "--csv and --plot: the same file twice; expected a file for each"
+    plot = paths.get("plot")
+    yield (
+        plot is not None and plot.suffix.lower() not in output.PLOTS,
+        f"--plot {plot}: expected a name that ends in {' or '.join(output.PLOTS)}",
+    )

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from netq.bench import curve, plan
+from netq.bench import load, plan
 from netq.bench.checks import PASSWORD, PREFIX, TIMEOUT, check, fill, settle
-from netq.bench.protocol import DIRECTIONS, MOST_DELAY
-from netq.bench.service import CLIENTS
+from netq.bench.protocol import DIRECTIONS
 from netq.options import NetworkLocation, Protocol
 from netq.text import parse_netloc
 from netq.validate import is_number
 
-_EXPONENT = 40  # of 2: the largest message
-_PROTOCOLS = [protocol.value for protocol in Protocol]
 _EPILOG = """\
 Sizes are bytes, 64, or 2KiB, 128MiB. Without --netloc latency, throughput, sweep and load start a server here.
 
@@ -30,8 +27,6 @@ Example:
   netq bench server --netloc 0.0.0.0:51966
   netq bench latency --netloc aggregator.local:51966
 """
-_SWEEP_EPILOG = "Example: netq bench sweep --max-size 16MiB --csv sizes.csv --plot sizes.svg"
-_IOPS_EPILOG = "Example: netq bench iops tcp both sync --step-size 0 --max-size 21 --reps 4_000"
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,198 +38,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options. Raises SystemExit if they are wrong."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
-    try:
-        settle(options)
-        check(options)
-        fill(options)
-    except ValueError as error:
-        parser.error(str(error))
-    return options
-
-
-def make_parser() -> Parser:
-    """Return the parser of the command line."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser("netq bench", description="Measure what a link gives.", epilog=_EPILOG, formatter_class=raw)
-    works = parser.add_subparsers(dest="work", required=True, metavar="server|iops|latency|throughput|sweep|load")
-    _server(works.add_parser("server", help="wait for clients, and serve whatever they ask, until Ctrl-C or SIGTERM"))
-    _iops(works.add_parser("iops", help="many messages each way; sizes are exponents of 2", epilog=_IOPS_EPILOG))
-    _latency(works.add_parser("latency", help="round trips, one after the other"))
-    _throughput(works.add_parser("throughput", help="large messages"))
-    _sweep(works.add_parser("sweep", help="round trips and messages one way, by size", epilog=_SWEEP_EPILOG))
-    _load(works.add_parser("load", help="messages at a rate; without one, the highest rate that holds"))
-    return parser
-
-
-def largest(options: argparse.Namespace) -> int:
-    """Return the bytes of the largest message that a client asks for, or that a server accepts."""
-    if options.work == "server":
-        return int(options.max_message)
-    if options.work == "sweep":
-        return int(options.sizes[-1])
-    return int(options.plan.largest if options.plan else options.size)
-
-
-def size_option(options: argparse.Namespace) -> str:
-    """Return the name of the option that sets the size of messages."""
-    return "--max-size" if options.work in ("iops", "sweep") else "--size"
-
-
-def copies(options: argparse.Namespace) -> int:
-    """Return the number of largest messages that this machine holds at once, at least. An echo has its own memory."""
-    is_echo = options.work in ("latency", "sweep", "load")
-    is_both = getattr(options, "direction", None) == "both" or getattr(options, "mode", None) == "async"
-    here = 2 if is_echo or is_both else 1
-    in_server = 2 if is_both else 1
-    return int(options.clients * (here + (in_server if options.purpose == "both" else 0)))
-
-
-def _server(parser: Parser) -> None:
-    _add(parser, "--max-message", "the largest message that it takes, or makes", "1GiB", type=_size, metavar="SIZE")
-    _add(parser, "--core", "stay on this core", type=_whole(0), metavar="N")
-    _flag(parser, "--until-eof", "end when stdin does, too")
-    parser.set_defaults(purpose="server", clients=None)  # clients: it serves without end
-    _communicator(parser)
-    _add(parser, "--protocol", "the same on both sides", "tcp", choices=_PROTOCOLS, metavar="|".join(_PROTOCOLS))
-    _netloc(parser, "where to listen; with mqtt, the broker's; default 127.0.0.1:51966")
-    _add(parser, "--tls", "with mqtt: use TLS to the broker, trust these", type=Path, metavar="CA.pem")
-    _own_certificate(parser)
-    _broker(parser)
-
-
-def _iops(parser: Parser) -> None:
-    _choice(parser, "protocol", "what carries the messages", _PROTOCOLS)
-    _choice(parser, "purpose", "serve, measure, or both in two processes on this machine", ["server", "client", "both"])
-    _choice(parser, "mode", "one direction after the other, or both at once", ["sync", "async"])
-    exponent: Any = {"type": _whole(0, _EXPONENT), "metavar": "EXP"}
-    _add(parser, "--max-size", "the largest messages: 2^EXP bytes", "21", **exponent)
-    _add(parser, "--step-size", "the next smaller ones, and so on; 0: only the largest", "0", **exponent)
-    _add(parser, "--min-size", "with --step-size: not below these; default 0", **exponent)
-    counts = "with --step-size: (2^max / 2^i)^X of 2^i bytes; default 1"
-    _add(parser, "--step-expo", counts, type=_number(0, 4), metavar="X")
-    _add(parser, "--seed", "with --step-size: of the order in which sizes come; default 0", type=int, metavar="N")
-    _add(parser, "--reps", "so often; default 4000, with --step-size 1", type=_whole(1), metavar="N")
-    number: Any = {"type": _whole(1, CLIENTS), "metavar": "N"}
-    _add(parser, "--clients", "so many at once; of a server: to serve, then end", "1", **number)
-    pause: Any = {"type": _number(0, MOST_DELAY), "metavar": "S"}
-    _add(parser, "--delay", "seconds that a sender pauses before each message", "0", **pause)
-    parser.set_defaults(core=None, until_eof=False)
-    _communicator(parser)
-    _search(parser)
-    _secure(parser)
-    where = "where the server listens; with mqtt, the broker's; default 127.0.0.1:51966, with both a free port"
-    _netloc(parser, where)
-    _add(parser, "--tls", "of a client, with mqtt of both: use TLS, trust these", type=Path, metavar="CA.pem")
-    _own_certificate(parser)
-    _broker(parser)
-
-
-def _latency(parser: Parser) -> None:
-    _add(parser, "--size", "of a message", "64", type=_size, metavar="SIZE")
-    _add(parser, "--count", "round trips", "10000", type=_whole(1, plan.MOST_MESSAGES), metavar="N")
-    _client(parser)
-
-
-def _throughput(parser: Parser) -> None:
-    _add(parser, "--size", "of a message", "128MiB", type=_size, metavar="SIZE")
-    _add(parser, "--count", "messages each way", "10", type=_whole(1), metavar="N")
-    directions: Any = {"choices": DIRECTIONS, "metavar": "|".join(DIRECTIONS)}
-    _add(parser, "--direction", "to the server, from it, or both at once", "up", **directions)
-    _client(parser)
-
-
-def _sweep(parser: Parser) -> None:
-    _add(parser, "--min-size", "the smallest messages", "1B", type=_size, metavar="SIZE")
-    _add(parser, "--max-size", "the largest messages", "256MiB", type=_size, metavar="SIZE")
-    _add(parser, "--step", "each size is so many times the size before", "4", type=_whole(2, 2**20), metavar="N")
-    _add(
-        parser, "--seconds", "of round trips for each size, and of messages", "2", type=_number(0.01, 3600), metavar="S"
-    )
-    _client(parser)
-    _add(parser, "--clients", "so many at once", "1", type=_whole(1, CLIENTS), metavar="N")
-    _communicator(parser)
-    _add(parser, "--csv", "write the table", type=Path, metavar="FILE")
-    _add(parser, "--raw", "write each round trip and each rate, as CSV", type=Path, metavar="FILE")
-    _add(parser, "--plot", "draw the table, as SVG or PNG by its suffix; needs matplotlib", type=Path, metavar="FILE")
-
-
-def _load(parser: Parser) -> None:
-    _add(parser, "--size", "of a message", "64", type=_size, metavar="SIZE")
-    either: Any = parser.add_mutually_exclusive_group()
-    rate: Any = {"type": _number(0.1, 1e7), "metavar": "N"}
-    _add(either, "--rate", "messages a second; without it the highest is searched for", **rate)
-    _add(either, "--rates", "latency at one rate after the other, until one is not reached", type=_rates, metavar="N,…")
-    milliseconds: Any = {"type": _number(0.01, 1e6), "metavar": "MS"}
-    _add(either, "--limit", "of p99.9 in a search, in milliseconds", "5", **milliseconds)
-    _add(parser, "--seconds", "for each rate that is tried", "3", type=_number(0.01, 3600), metavar="S")
-    _add(parser, "--csv", "write the table of --rates", type=Path, metavar="FILE")
-    _add(parser, "--plot", "draw it, as SVG or PNG by its suffix; needs matplotlib", type=Path, metavar="FILE")
-    _client(parser)
-
-
-def _client(parser: Parser) -> None:
-    """Add the options of a workload with one client."""
-    parser.set_defaults(clients=1)
-    _flag(parser, "--spawn", "start a server here also with --netloc")
-    _search(parser)
-    _secure(parser)
-    _add(parser, "--protocol", "the same on both sides", "tcp", choices=_PROTOCOLS, metavar="|".join(_PROTOCOLS))
-    _netloc(parser, "where the server listens; with mqtt, the broker's")
-    _add(parser, "--tls", "use TLS, trust these", type=Path, metavar="CA.pem")
-    _broker(parser)
-
-
-def _search(parser: Parser) -> None:
-    _add(parser, "--timeout", f"seconds to find the server; default {TIMEOUT}", type=_number(0.1, 3600), metavar="S")
-    _flag(parser, "--no-pin", "do not keep client and own server on a core each")
-
-
-def _secure(parser: Parser) -> None:
-    _flag(parser, "--secure", "TLS with a certificate for this run alone, to a server that is started here")
-
-
-def _communicator(parser: Parser) -> None:
-    """Add options of netq's communicators and connections. A pair of flags has the default None: netq's default."""
-    _add(parser, "--workers", "threads of a communicator that move bytes", "1", type=_whole(1, 256), metavar="N")
-    _add(parser, "--transport-size", "the largest chunk of a message in one frame", "16MiB", type=_size, metavar="SIZE")
-    pair: Any = {"action": argparse.BooleanOptionalAction}
-    parser.add_argument("--put-merge", help="join small buffers before sending; default --put-merge", **pair)
-    parser.add_argument("--get-merge", help="put a message together in one block; default --get-merge", **pair)
-
-
-def _netloc(parser: Parser, where: str) -> None:
-    _add(parser, "--netloc", where, type=_address, metavar="HOST:PORT")
-
-
-def _own_certificate(parser: Parser) -> None:
-    _add(parser, "--key", "of a server: use TLS, with this private key", type=Path, metavar="PEM")
-    _add(parser, "--certificate", "of a server: and this certificate", type=Path, metavar="PEM")
-
-
-def _broker(parser: Parser) -> None:
-    _add(parser, "--prefix", f"mqtt: of the topics; default {PREFIX}", metavar="TEXT")
-    _add(parser, "--user", "mqtt: by which the broker knows us", metavar="NAME")
-    _add(parser, "--password", f"mqtt, with --user; rather in the environment, {PASSWORD}", metavar="TEXT")
-    _flag(parser, "--json", "print one JSON object")
-
-
-def _add(parser: Any, name: str, what: str, default: str | None = None, **more: Any) -> None:
-    shown = what if default is None else f"{what}; default {default}"
-    parser.add_argument(name, help=shown, default=default, **more)
-
-
-def _choice(parser: Parser, name: str, what: str, choices: list[str]) -> None:
-    parser.add_argument(name, help=f"{'|'.join(choices)}: {what}", choices=choices, metavar=name.upper())
-
-
-def _flag(parser: Parser, name: str, what: str) -> None:
-    parser.add_argument(name, help=what, action="store_true")
 
 
 def _size(text: str) -> int:
@@ -261,8 +64,9 @@ def _number(least: float, most: float) -> Callable[[str], float]:
 
 def _rates(text: str) -> list[float]:
     rates = [_number(0.1, 1e7)(each) for each in text.split(",")]
-    if len(rates) > curve.MOST or any(low >= high for low, high in pairwise(rates)):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected at most {curve.MOST} rates, each above the one before")
+    if len(rates) > load.MOST_RATES or any(low >= high for low, high in pairwise(rates)):
+        expected = f"at most {load.MOST_RATES} rates, each above the one before"
+        raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}")
     return rates
 
 
@@ -274,3 +78,174 @@ def _between(read: Callable[[str], float], least: float, most: float, expected: 
         raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}")
 
     return value
+
+
+class Option(NamedTuple):
+    """An option of some works: what its help says, its default there, and how argparse reads it."""
+
+    name: str
+    works: str
+    what: str
+    default: str | None
+    reads: Mapping[str, Any]
+
+    @property
+    def dest(self) -> str:
+        """Return its name in a namespace."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+_WORKS = {  # what the help says of each, and its example
+    "server": ("wait for clients, and serve whatever they ask, until Ctrl-C or SIGTERM", None),
+    "iops": (
+        "many messages each way; sizes are exponents of 2",
+        "Example: netq bench iops tcp both sync --step-size 0 --max-size 21 --reps 4_000",
+    ),
+    "latency": ("round trips, one after the other", None),
+    "throughput": ("large messages", None),
+    "sweep": (
+        "round trips and messages one way, by size",
+        "Example: netq bench sweep --max-size 16MiB --csv sizes.csv --plot sizes.svg",
+    ),
+    "load": ("messages at a rate; without one, the highest rate that holds", None),
+}
+_CLIENTS, _MEASURED = "iops latency throughput sweep load", "latency throughput sweep load"
+_ALL, _TUNED = f"server {_CLIENTS}", "server iops sweep"
+_PROTOCOLS = [protocol.value for protocol in Protocol]
+_POSITIONAL = (  # of iops
+    ("protocol", "what carries the messages", _PROTOCOLS),
+    ("purpose", "serve, measure, or both in two processes on this machine", ["server", "client", "both"]),
+    ("mode", "one direction after the other, or both at once", ["sync", "async"]),
+)
+_FLAG: dict[str, Any] = {"action": "store_true", "default": False}
+_PAIR: dict[str, Any] = {"action": argparse.BooleanOptionalAction}  # its default None is netq's default
+_SIZE: dict[str, Any] = {"type": _size, "metavar": "SIZE"}
+_EXP: dict[str, Any] = {"type": _whole(0, 40), "metavar": "EXP"}  # exponents of 2
+_FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+_PEM: dict[str, Any] = {"type": Path, "metavar": "PEM"}
+_CA: dict[str, Any] = {"type": Path, "metavar": "CA.pem"}
+_NETLOC: dict[str, Any] = {"type": _address, "metavar": "HOST:PORT"}
+_TIME: dict[str, Any] = {"type": _number(0.01, 3600), "metavar": "S"}
+_PATIENCE: dict[str, Any] = {"type": _number(0.1, 3600), "metavar": "S"}
+_EXPO: dict[str, Any] = {"type": _number(0, 4), "metavar": "X"}
+_RATE: dict[str, Any] = {"type": _number(0.1, 1e7), "metavar": "N"}
+_RATES: dict[str, Any] = {"type": _rates, "metavar": "N,…"}
+_TEXT: dict[str, Any] = {"metavar": "TEXT"}
+
+
+def _count(kind: Callable[[str], Any]) -> dict[str, Any]:
+    return {"type": kind, "metavar": "N"}
+
+
+def _one(choices: Sequence[str]) -> dict[str, Any]:
+    return {"choices": choices, "metavar": "|".join(choices)}
+
+
+REPORTED = (  # in the order in which a report has them
+    Option("--min-size", "iops", "with --step-size: not below these; default 0", None, _EXP),
+    Option("--max-size", "iops", "the largest messages: 2^EXP bytes", "21", _EXP),
+    Option("--step-size", "iops", "the next smaller ones, and so on; 0: only the largest", "0", _EXP),
+    Option("--step-expo", "iops", "with --step-size: (2^max / 2^i)^X of 2^i bytes; default 1", None, _EXPO),
+    Option("--reps", "iops", "so often; default 4000, with --step-size 1", None, _count(_whole(1))),
+    Option("--seed", "iops", "with --step-size: of the order in which sizes come; default 0", None, _count(int)),
+    Option("--size", "latency load", "of a message", "64", _SIZE),
+    Option("--size", "throughput", "of a message", "128MiB", _SIZE),
+    Option("--count", "latency", "round trips", "10000", _count(_whole(1, plan.MOST_MESSAGES))),
+    Option("--count", "throughput", "messages each way", "10", _count(_whole(1))),
+    Option("--direction", "throughput", "to the server, from it, or both at once", "up", _one(DIRECTIONS)),
+    Option("--min-size", "sweep", "the smallest messages", "1B", _SIZE),
+    Option("--max-size", "sweep", "the largest messages", "256MiB", _SIZE),
+    Option("--step", "sweep", "each size is so many times the size before", "4", _count(_whole(2, 2**20))),
+    Option("--seconds", "sweep", "of round trips for each size, and of messages", "2", _TIME),
+    Option("--rate", "load", "messages a second; without it the highest is searched for", None, _RATE),
+    Option("--rates", "load", "latency at one rate after the other, until one is not reached", None, _RATES),
+    Option("--seconds", "load", "for each rate that is tried", "3", _TIME),
+    Option(
+        "--limit", "load", "of p99.9 in a search, in milliseconds", "5", {"type": _number(0.01, 1e6), "metavar": "MS"}
+    ),
+    Option("--protocol", f"server {_MEASURED}", "the same on both sides", "tcp", _one(_PROTOCOLS)),
+    Option("--workers", _TUNED, "threads of a communicator that move bytes", "1", _count(_whole(1, 256))),
+    Option("--transport-size", _TUNED, "the largest chunk of a message in one frame", "16MiB", _SIZE),
+    Option("--put-merge", _TUNED, "join small buffers before sending; default --put-merge", None, _PAIR),
+    Option("--get-merge", _TUNED, "put a message together in one block; default --get-merge", None, _PAIR),
+    Option("--netloc", "server", "where to listen; with mqtt, the broker's; default 127.0.0.1:51966", None, _NETLOC),
+    Option("--netloc", "iops", "where the server is; default 127.0.0.1:51966, with both a free port", None, _NETLOC),
+    Option("--netloc", _MEASURED, "where the server listens; with mqtt, the broker's", None, _NETLOC),
+    Option("--tls", _ALL, "of a client, with mqtt of both sides: use TLS, trust these", None, _CA),
+    Option("--secure", _CLIENTS, "TLS with a certificate for this run alone, to a server started here", None, _FLAG),
+)
+_OTHERS = (
+    Option("--csv", "sweep load", "write the table; of a load that of --rates", None, _FILE),
+    Option("--plot", "sweep load", "draw the table, as SVG or PNG by its suffix; needs matplotlib", None, _FILE),
+    Option("--max-message", "server", "the largest message that it takes, or makes", "1GiB", _SIZE),
+    Option("--core", "server", "stay on this core", None, _count(_whole(0))),
+    Option("--until-eof", "server", "end when stdin does, too", None, _FLAG),
+    Option("--spawn", _MEASURED, "start a server here also with --netloc", None, _FLAG),
+    Option("--timeout", _CLIENTS, f"seconds to find the server; default {TIMEOUT}", None, _PATIENCE),
+    Option("--no-pin", _CLIENTS, "do not keep client and own server on a core each", None, _FLAG),
+    Option("--key", "server iops", "of a server: use TLS, with this private key", None, _PEM),
+    Option("--certificate", "server iops", "of a server: and this certificate", None, _PEM),
+    Option("--prefix", _ALL, f"mqtt: of the topics; default {PREFIX}", None, _TEXT),
+    Option("--user", _ALL, "mqtt: by which the broker knows us", None, {"metavar": "NAME"}),
+    Option("--password", _ALL, f"mqtt, with --user; rather in the environment, {PASSWORD}", None, _TEXT),
+    Option("--json", _ALL, "print one JSON object", None, _FLAG),
+)
+_EITHER = ("--rate", "--rates", "--limit")  # one of these
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options. Raises SystemExit if they are wrong."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    try:
+        settle(options)
+        check(options)
+        fill(options)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser("netq bench", description="Measure what a link gives.", epilog=_EPILOG, formatter_class=raw)
+    works = parser.add_subparsers(dest="work", required=True, metavar="|".join(_WORKS))
+    for work, (what, example) in _WORKS.items():
+        made = works.add_parser(work, help=what, epilog=example)
+        for name, purpose, choices in _POSITIONAL if work == "iops" else ():
+            shown = f"{'|'.join(choices)}: {purpose}"
+            made.add_argument(name, help=shown, choices=choices, metavar=name.upper())
+        either: Any = made.add_mutually_exclusive_group()
+        for option in (*REPORTED, *_OTHERS):
+            if work in option.works.split():
+                default = "" if option.default is None else f"; default {option.default}"
+                group = either if option.name in _EITHER else made
+                reads = {"default": option.default, **option.reads}
+                group.add_argument(option.name, help=option.what + default, **reads)
+    works.choices["server"].set_defaults(purpose="server")
+    works.choices["iops"].set_defaults(core=None, until_eof=False)
+    return parser
+
+
+def largest(options: argparse.Namespace) -> int:
+    """Return the bytes of the largest message that a client asks for, or that a server accepts."""
+    if options.work == "server":
+        return int(options.max_message)
+    if options.work == "sweep":
+        return int(options.sizes[-1])
+    return int(options.plan.largest if options.plan else options.size)
+
+
+def size_option(options: argparse.Namespace) -> str:
+    """Return the name of the option that sets the size of messages."""
+    return "--max-size" if options.work in ("iops", "sweep") else "--size"
+
+
+def copies(options: argparse.Namespace) -> int:
+    """Return the number of largest messages that this machine holds at once, at least. An echo has its own memory."""
+    is_echo = options.work in ("latency", "sweep", "load")
+    is_both = getattr(options, "direction", None) == "both" or getattr(options, "mode", None) == "async"
+    here = 2 if is_echo or is_both else 1
+    in_server = 2 if is_both else 1
+    return here + (in_server if options.purpose == "both" else 0)

@@ -1,7 +1,7 @@
 """The command `netq bench`: serves, or runs a workload and prints its figures. Turns errors into an exit status.
 
 status  when
-0       done; of a server: SIGTERM, with --until-eof the end of its stdin, of `iops … server` the end of its last client
+0       done; of a server: SIGTERM, with --until-eof the end of its stdin, of `iops … server` the end of its client
 1       the server is not there, refuses, or was lost; an address is taken: one line on stderr says which
 2       the command line, a file or a library is wrong, or memory is missing here: one line on stderr says how
 130     Ctrl-C
@@ -20,9 +20,8 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 import netq
-from netq.bench import cli, curve, load, output, plan, report, spawn, sweep, sweep_output, workloads
-from netq.bench.client import Client, ClientGroup
-from netq.bench.progress import Progress, progress
+from netq.bench import cli, load, output, plan, report, spawn, sweep, workloads
+from netq.bench.client import Client
 from netq.bench.protocol import BenchError
 from netq.bench.resources import Facts, facts, free_memory, pinned
 from netq.bench.service import Arrivals, open_server, serve
@@ -95,7 +94,7 @@ def _serve(options: argparse.Namespace) -> int:
         _announce(options, server.netloc)
         if options.until_eof:
             threading.Thread(target=_end_with_stdin, args=(arrivals,), daemon=True).start()
-        serve(server, arrivals, largest, options.clients)
+        serve(server, arrivals, largest, once=options.work == "iops")
         server.close(timeout=0 if options.until_eof else spawn.SESSION_TIMEOUT)  # at the end of stdin no client is left
     return 0
 
@@ -103,9 +102,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _announce(options: argparse.Namespace, netloc: netq.NetworkLocation) -> None:
     host, port = netloc
     through = "through the broker " if options.protocol is Protocol.MQTT else ""
-    bound = "" if options.clients is None else f", --clients {options.clients}"
-    address = format_netloc(*netloc)
-    line = f"serving {options.protocol.value} {through}at {address}{bound}; Ctrl-C or SIGTERM ends it"
+    line = f"serving {options.protocol.value} {through}at {format_netloc(*netloc)}; Ctrl-C or SIGTERM ends it"
     sys.stdout.write((json.dumps({"host": host, "port": port}) if options.json else line) + "\n")
     sys.stdout.flush()
 
@@ -134,19 +131,17 @@ def _measure(options: argparse.Namespace) -> int:
     _check_memory(options)
     output.check(options)
     core, server_core = spawn.both_cores(options)
-    with pinned(core), spawn.server(options, server_core) as server, contextlib.ExitStack() as stack:
-        threads: list[threading.Thread] = []
-        stack.callback(_join, threads)  # after all communicators are closed
-        warnings = stack.enter_context(_Warnings(prints=False))
-        queues = [
-            stack.enter_context(netq.new(options.protocol, netq.Purpose.CLIENT, spawn.client_options(options, server)))
-            for _ in range(options.clients)
-        ]
-        clients = [_find(queue, options, warnings) for queue in queues]
+    with (
+        pinned(core),
+        spawn.server(options, server_core) as server,
+        _Warnings(prints=False) as warnings,
+        netq.new(options.protocol, netq.Purpose.CLIENT, spawn.client_options(options, server)) as queue,
+    ):
+        client = _find(queue, options, warnings)
         warnings.prints = True  # from now on, a lost link changes the figures
         try:
-            with _reported(options, clients[0].facts) as figures, progress() as shown:
-                _run(clients, threads, options, shown, figures)
+            with _reported(options, client.facts) as figures:
+                _run(client, options, figures)
         except KeyboardInterrupt:
             warnings.prints = False  # what is on its way is not delivered, as the user wants
             raise
@@ -214,47 +209,33 @@ def _missing(queue: netq.Communicator, options: argparse.Namespace, warnings: _W
     return f"cannot connect to {where}" + (f" ({why})" if why else "")
 
 
-def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads: one that holds a message when the interpreter ends could crash it."""
-    for thread in threads:
-        thread.join()
-
-
-def _run(
-    clients: Sequence[Client],
-    threads: list[threading.Thread],
-    options: argparse.Namespace,
-    shown: Progress,
-    figures: workloads.Figures,
-) -> None:
-    group, client = ClientGroup(clients, threads), clients[0]
+def _run(client: Client, options: argparse.Namespace, figures: workloads.Figures) -> None:
     if options.work == "sweep":
-        _sweep(group, options, shown, figures)
+        _sweep(client, options, figures)
     elif options.work == "iops":
-        figures |= workloads.iops(group, options.plan, options.mode, options.delay, shown)
+        figures |= workloads.iops(client, options.plan, options.mode)
     elif options.work == "throughput":
-        figures |= workloads.throughput(client, options.plan, options.direction, shown)
+        figures |= workloads.throughput(client, options.plan, options.direction)
     elif options.work == "latency":
-        figures |= workloads.latency(client, options.size, options.count, shown)
+        figures |= workloads.latency(client, options.size, options.count)
+    elif options.rates is not None:
+        figures |= load.curve(client, options.size, options.seconds, options.rates)
+        load.write(options.csv, options.plot, figures)
+    elif options.rate is not None:
+        figures |= load.at_rate(client, options.size, options.seconds, options.rate)
     else:
-        limit = None if options.limit is None else options.limit / 1e3
-        asked = load.Load(options.size, options.rate, options.seconds, limit)
-        if options.rates is not None:
-            figures |= curve.measure(client, asked, options.rates, shown)
-            curve.write(options, figures)
-        else:
-            figures |= (load.highest_rate if options.rate is None else load.at_rate)(client, asked, shown)
+        figures |= load.highest_rate(client, options.size, options.seconds, options.limit)
 
 
-def _sweep(group: ClientGroup, options: argparse.Namespace, shown: Progress, figures: workloads.Figures) -> None:
+def _sweep(client: Client, options: argparse.Namespace, figures: workloads.Figures) -> None:
     """Measure all sizes. If that ends early, the figures and the files have the sizes that were measured."""
     found = sweep.Found(options.left_out)
     try:
-        sweep.sweep(group, options.sizes, options.seconds, shown, found)
+        sweep.sweep(client, options.sizes, options.seconds, found)
     finally:
         if found.rows:
             figures |= found.figures()
-            sweep_output.write(options, found.rows)
+            sweep.write(options.csv, options.plot, found.rows)
 
 
 def _fail(why: str, status: int) -> int:

@@ -1,4 +1,4 @@
-"""Load: messages at a rate, echoed. How late the echoes are, and the highest rate at which they are not late.
+"""Load: messages at a rate, echoed. How late the echoes are, the highest rate that holds, and latency by rate.
 
 The loop is open: a message is due at its time, whatever happened to earlier ones, and its latency counts from that
 moment. So a stall counts in the latency of every message that was due in it. A bench that waits for each echo before it
@@ -6,8 +6,8 @@ sends again counts the stall once (coordinated omission; Gil Tene, "How NOT to M
 
 One thread sends and receives, because two would wait for each other's turn in the interpreter.
 
-The search for the highest rate doubles and bisects. It assumes that a rate holds if a higher one does. On a real
-machine that is not quite so; then the result is one rate that holds, not a proof that no higher one does.
+A curve tries one rate after the other, until the echoes come slower than the messages are due. Above that rate messages
+queue up, so their latency only says how long the try was. A try ends as soon as p99.9 exceeds its seconds.
 """
 
 from __future__ import annotations
@@ -15,37 +15,32 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from netq.bench import streaming
+from netq.bench import output, streaming
 from netq.bench.client import Client, Sides
-from netq.bench.progress import Progress
-from netq.bench.workloads import MICROSECOND, may_exceed, percentile, side, spread
+from netq.bench.output import Column
+from netq.bench.statistics import REACHED, may_exceed, percentile, search, spread
+from netq.bench.workloads import MICROSECOND, Figures, side
 
-CLOSE = 1.05  # ratio of the rate that fails to the rate that holds at which a search ends
-LEAST, MOST = 1.0, 1e7  # messages a second: the bounds of a search
-FIRST = 1000.0  # messages a second: where a search begins
 TAIL = "99.9"  # the percentile that a limit is for
+MOST_RATES = 100  # of a curve
+TARGET = 5.0  # milliseconds: a line in the plot of a curve, for p99.9
 _IN_FLIGHT = 16_384  # messages; a message that is due waits while so many have no echo, and the wait is in its latency
 _LEAD = 1_000_000  # nanoseconds from the beginning to the first message
 
-Figures = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Load:
-    """What is sent. With `rate` None the highest is searched for at which p99.9 is at most `limit` seconds."""
-
-    size: int
-    rate: float | None
-    seconds: float
-    limit: float | None
-
-    def count(self, rate: float) -> int:
-        """Return the number of messages at a rate."""
-        return max(1, round(rate * self.seconds))
+COLUMNS = {  # of a curve, by the key in JSON and CSV; docs/reference/bench.md lists them too
+    "rate": Column("rate, /s", ",.12g"),
+    "messages": Column("messages", ",d"),
+    "answered_per_second": Column("answered, /s", ",.1f"),
+    "p50_us": Column("p50, µs", ",.1f"),
+    "p99_us": Column("p99, µs", ",.1f"),
+    "p99_9_us": Column("p99.9, µs", ",.1f"),
+    "max_us": Column("max, µs", ",.1f"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +48,7 @@ class Try:
     """One rate, tried. `latencies` are fewer than `count` if the try ended early because the rate could not hold."""
 
     rate: float
+    size: int
     count: int
     latencies: array[int]  # nanoseconds
     seconds: float
@@ -63,39 +59,92 @@ class Try:
         """Whether the try ran to its end."""
         return len(self.latencies) == self.count
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the echoes came at the rate."""
+        return self.complete and self.count / self.seconds >= REACHED * self.rate
+
     def holds(self, limit: int) -> bool:
         """Whether the percentile TAIL is at most `limit` nanoseconds."""
         return self.complete and percentile(TAIL, sorted(self.latencies)) <= limit
 
+    def figures(self) -> Figures:
+        """Return the figures under their keys in JSON."""
+        return {
+            "rate": self.rate,
+            "messages": self.count,
+            "bytes": self.count * self.size,
+            "seconds": self.seconds,
+            "answered_per_second": self.count / self.seconds,
+            "microseconds": spread(self.latencies, MICROSECOND),
+            "client": side(self.used.client),
+            "server": side(self.used.server),
+        }
 
-def at_rate(client: Client, load: Load, progress: Progress) -> Figures:
+    def row(self) -> Figures:
+        """Return a row of a curve, under the keys of COLUMNS."""
+        found = spread(self.latencies, MICROSECOND)
+        late = {f"{each.replace('.', '_')}_us": found[each] for each in ("p50", "p99", f"p{TAIL}", "max")}
+        return {"rate": self.rate, "messages": self.count, "answered_per_second": self.count / self.seconds, **late}
+
+
+def at_rate(client: Client, size: int, seconds: float, rate: float) -> Figures:
     """Send at one rate, and return its figures."""
-    assert load.rate is not None
-    progress.say(f"{load.rate:,.0f} messages a second, for {load.seconds:g} s")
-    return _figures(load, attempt(client, load, load.rate, None))
+    return attempt(client, size, seconds, rate, None).figures()
 
 
-def highest_rate(client: Client, load: Load, progress: Progress) -> Figures:
-    """Search for the highest rate that holds. A rate that fails is tried twice: the machine may have been busy."""
-    assert load.limit is not None
-    limit, tries = round(load.limit * 1e9), []
+def highest_rate(client: Client, size: int, seconds: float, milliseconds: float) -> Figures:
+    """Search for the highest rate with TAIL within a limit.
+
+    A rate that fails is tried twice: the machine may be busy.
+    """
+    limit, tries = round(milliseconds * 1e6), list[Try]()
 
     def holds(rate: float) -> bool:
         for _ in range(2):
-            progress.say(f"{rate:,.0f} messages a second?")
-            tries.append(attempt(client, load, rate, limit))
+            tries.append(attempt(client, size, seconds, rate, limit))
             if tries[-1].holds(limit):
                 return True
         return False
 
-    found = highest(holds, FIRST)
+    found = highest(holds)
     tried = [{"rate": each.rate, "holds": each.holds(limit)} for each in tries]
     best = next((each for each in reversed(tries) if each.rate == found and each.holds(limit)), None)
-    return {
-        "limit_milliseconds": load.limit * 1e3,
-        "tries": tried,
-        **({"rate": 0.0} if best is None else _figures(load, best)),
-    }
+    return {"limit_milliseconds": milliseconds, "tries": tried, **(best.figures() if best else {"rate": 0.0})}
+
+
+def curve(client: Client, size: int, seconds: float, rates: list[float]) -> Figures:
+    """Return a row for each rate that is reached, and the first rate that is not, None if all are."""
+    rows: list[Figures] = []
+    for rate in rates:
+        tried = attempt(client, size, seconds, rate, round(seconds * 1e9))
+        if not tried.is_reached:
+            return {"curve": rows, "not_reached": rate}
+        rows.append(tried.row())
+    return {"curve": rows, "not_reached": None}
+
+
+def highest(holds: Callable[[float], bool]) -> float:
+    """Return the highest rate that holds; 0 if none does."""
+    rates = search()
+    rate = next(rates)
+    try:
+        while True:
+            rate = rates.send(holds(rate))
+    except StopIteration as found:
+        return float(found.value)
+
+
+def attempt(client: Client, size: int, seconds: float, rate: float, limit: int | None) -> Try:
+    """Send at a rate for some seconds. `limit`: as in `send_at_rate`."""
+    count = max(1, round(rate * seconds))
+    with client.echoing(size) as echoes:
+        echoes.warm_up()
+        begin = time.perf_counter_ns()
+        latencies = send_at_rate(echoes.end, echoes.message, rate, count, limit)
+        took = (time.perf_counter_ns() - begin) / 1e9
+    assert echoes.used is not None
+    return Try(rate, size, count, latencies, took, echoes.used)
 
 
 def send_at_rate(
@@ -131,54 +180,28 @@ def send_at_rate(
     return latencies[:answered]
 
 
-def attempt(client: Client, load: Load, rate: float, limit: int | None) -> Try:
-    """Send at a rate for the seconds of a load. `limit`: as in `send_at_rate`."""
-    count = load.count(rate)
-    with client.echoing(load.size) as echoes:
-        echoes.warm_up()
-        begin = time.perf_counter_ns()
-        latencies = send_at_rate(echoes.end, echoes.message, rate, count, limit)
-        seconds = (time.perf_counter_ns() - begin) / 1e9
-    assert echoes.used is not None
-    return Try(rate, count, latencies, seconds, echoes.used)
+def table(figures: Figures) -> Iterator[str]:
+    """Yield the lines of the table of a curve, and one about the rate that ended it."""
+    yield from output.table(COLUMNS, figures["curve"])
+    if figures["not_reached"] is not None:
+        yield f"{figures['not_reached']:,.12g} messages a second are not reached: the curve ends there"
 
 
-def _figures(load: Load, tried: Try) -> Figures:
-    return {
-        "rate": tried.rate,
-        "messages": tried.count,
-        "bytes": tried.count * load.size,
-        "seconds": tried.seconds,
-        "answered_per_second": tried.count / tried.seconds,
-        "microseconds": spread(tried.latencies, MICROSECOND),
-        "client": side(tried.used.client),
-        "server": side(tried.used.server),
-    }
+def write(csv: Path | None, plot: Path | None, figures: Figures) -> None:
+    """Write the files of a curve. Raises NotWritten."""
+    rows = figures["curve"]
+    if csv is not None:
+        output.write_csv(csv, COLUMNS, rows)
+    if plot is not None:
+        with output.reporting("plot"), output.drawn(plot) as axes:
+            _draw(axes, rows)
 
 
-def highest(holds: Callable[[float], bool], start: float) -> float:
-    """Return the highest rate that holds, to within CLOSE; 0 if even LEAST does not hold."""
-    low, high = _bracket(holds, start)
-    while low and high / low > CLOSE:
-        middle = (low * high) ** 0.5
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _bracket(holds: Callable[[float], bool], start: float) -> tuple[float, float]:
-    """Return a rate that holds (0: none does), and a rate that fails, at most twice as high (or MOST)."""
-    rate = start
-    if holds(rate):
-        while rate < MOST:
-            if not holds(min(2 * rate, MOST)):
-                return rate, min(2 * rate, MOST)
-            rate = min(2 * rate, MOST)
-        return rate, rate
-    while rate > LEAST:
-        rate = max(rate / 2, LEAST)
-        if holds(rate):
-            return rate, 2 * rate
-    return 0.0, rate
+def _draw(axes: Any, rows: list[Figures]) -> None:
+    for key, style in (("p50_us", "o-"), ("p99_us", "o--"), ("p99_9_us", "o:")):
+        rates, times = ([each[name] for each in rows] for name in ("rate", key))
+        axes.plot(rates, [each / 1e3 for each in times], style, label=COLUMNS[key].title.partition(",")[0])
+    axes.axhline(TARGET, color="grey", linewidth=0.8)
+    scale = "log" if rows else "linear"  # nothing has no logarithm
+    axes.set(xlabel="messages a second", ylabel="latency, ms", xscale=scale, yscale=scale)
+    axes.legend()

@@ -6,7 +6,7 @@ buffer, never a tuple. The serializer refuses every class, so no message runs co
 | from | tuple | |
 |---|---|---|
 | server | "hello", VERSION, facts | first message of a session, also after a restart of the server |
-| client | "transfer", direction, pairs, seed, delay | messages of a Plan: "up" to the server, "down", "both" at once |
+| client | "transfer", direction, pairs, seed | messages of a Plan: "up" to the server, "down", "both" at once |
 | client | "echo", size | the server puts each message back until "end" |
 | server | "ready" | memory is allocated, and the server's meter runs |
 | server | "refused", why | in place of "ready"; or after a wrong message, and then the server ignores the client |
@@ -26,10 +26,9 @@ from netq.options import SerializationOptions
 from netq.text import printable
 from netq.utils.stream import PickleSerializer
 
-VERSION = 2  # of this protocol; both sides need the same
+VERSION = 3  # of this protocol; both sides need the same
 DIRECTIONS = ("up", "down", "both")
 HEAD = 64 * 1024  # bytes that a message may have in addition to its payload
-MOST_DELAY = 10.0  # seconds; a sender that sleeps so long notices so late that its peer is gone
 _SMALLER = "ask for smaller messages (--size; of iops and sweep --max-size)"
 _LONGEST = 250  # characters of a peer's text in an error
 
@@ -95,15 +94,15 @@ def read_hello(given: tuple[Any, ...]) -> Facts:
     return {key: _shown(value) for key, value in given[1].items()}
 
 
-def read_transfer(given: tuple[Any, ...], largest: int) -> tuple[str, Plan, float]:
-    """Return direction, plan and delay, the fields of "transfer". Raises BenchError if they are wrong or too large."""
+def read_transfer(given: tuple[Any, ...], largest: int) -> tuple[str, Plan]:
+    """Return direction and plan, the fields of "transfer". Raises BenchError if they are wrong or too large."""
     match given:
-        case (str(direction), tuple(pairs), int(seed), float(delay)) if _is_valid(direction, pairs, delay):
+        case (str(direction), tuple(pairs), int(seed)) if direction in DIRECTIONS and len(pairs) <= MOST_SIZES:
             plan = _plan(pairs, seed)
         case _:
             raise Unexpected(("transfer", *given))
     check_size(plan.largest, largest)
-    return direction, plan, delay
+    return direction, plan
 
 
 def check_size(size: int, largest: int) -> None:
@@ -131,10 +130,6 @@ def read_done(given: tuple[Any, ...]) -> Done:
         case (int(count), int(nbytes), int(cpu), int() | None as resident, int() | None as extra):
             return Done(Counted(count, nbytes), Usage(cpu, resident, extra))
     raise Unexpected(("done", *given))
-
-
-def _is_valid(direction: str, pairs: tuple[Any, ...], delay: float) -> bool:
-    return direction in DIRECTIONS and len(pairs) <= MOST_SIZES and 0 <= delay <= MOST_DELAY
 
 
 def _plan(pairs: tuple[Any, ...], seed: int) -> Plan:

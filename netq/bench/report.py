@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from netq.bench import curve, sweep_output
+from netq.bench import cli, load, sweep
 from netq.bench.plan import format_size
 from netq.text import format_netloc
 
@@ -38,20 +38,6 @@ FIGURES = {  # by the key in JSON
     "extra_bytes": Figure("extra", "MiB", 2**20, 1),
     "extra_per_message": Figure("extra in messages"),
 }
-_ALL = ("netloc", "tls", "secure")
-_ARGUMENTS = {  # of each workload, in the order in which they are printed
-    "iops": (
-        *("protocol", "purpose", "mode", "min_size", "max_size", "step_size", "step_expo", "reps", "seed"),
-        *("clients", "workers", "transport_size", "put_merge", "get_merge", "delay", *_ALL),
-    ),
-    "latency": ("size", "count", "protocol", *_ALL),
-    "throughput": ("size", "count", "direction", "protocol", *_ALL),
-    "sweep": (
-        *("min_size", "max_size", "step", "seconds", "protocol"),
-        *("clients", "workers", "transport_size", "put_merge", "get_merge", *_ALL),
-    ),
-    "load": ("size", "rate", "rates", "seconds", "limit", "protocol", *_ALL),
-}
 _SIZES = {  # the arguments that are sizes, by workload: those of iops are exponents
     "sweep": ("min_size", "max_size", "transport_size"),
     "iops": ("transport_size",),
@@ -61,7 +47,8 @@ _POSITIONAL = {"iops": ("protocol", "purpose", "mode")}
 
 def arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments that were in force, with their defaults; None for those without effect."""
-    given = {name: getattr(options, name) for name in _ARGUMENTS[options.work]}
+    names = [option.dest for option in cli.REPORTED if options.work in option.works.split()]
+    given = {name: getattr(options, name) for name in (*_POSITIONAL.get(options.work, ()), *names)}
     netloc = None if options.netloc is None else format_netloc(*options.netloc)
     return given | {
         "protocol": options.protocol.value,
@@ -82,7 +69,7 @@ def as_table(report: dict[str, Any]) -> str:
         lines.append(
             f"{name}: python {facts['python']}, netq {facts['netq']}, {facts['machine']}, {facts['cores']} cores"
         )
-    for work, table in (("curve", curve.table), ("sizes", sweep_output.table)):
+    for work, table in (("curve", load.table), ("sizes", sweep.table)):
         if work in report["figures"]:
             return "\n".join([*lines, *table(report["figures"])])
     rows = list(_rows(report["figures"]))

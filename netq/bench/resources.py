@@ -31,14 +31,18 @@ class Usage(NamedTuple):
 
 
 class Meter:
-    """Measures what the process uses from now on."""
+    """Measures what the process uses from now on: memory, and CPU time, which `begin` starts again."""
 
     def __init__(self) -> None:
         try:
             _CLEAR.write_text(_RESET_PEAK)
-            self._before: int | None = _peak()
+            self._before: int | None = peak()
         except OSError:
             self._before = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Measure CPU time from now on."""
         self._cpu = time.process_time_ns()
 
     def read(self) -> Usage:
@@ -46,8 +50,8 @@ class Meter:
         cpu = time.process_time_ns() - self._cpu
         if self._before is None:
             return Usage(cpu, None, None)
-        peak = _peak()
-        return Usage(cpu, peak, max(0, peak - self._before))
+        resident = peak()
+        return Usage(cpu, resident, max(0, resident - self._before))
 
 
 def one_by_one(usages: Sequence[Usage]) -> Usage:
@@ -57,20 +61,6 @@ def one_by_one(usages: Sequence[Usage]) -> Usage:
         return max((value for value in values if value is not None), default=None)
 
     return Usage(sum(u.cpu for u in usages), most(u.resident for u in usages), most(u.extra for u in usages))
-
-
-def at_once(usages: Sequence[Usage]) -> Usage:
-    """Return what one process used in one period that several meters measured.
-
-    Each meter measures the whole process. The meters start one after the other while clients still allocate their
-    messages. So the highest memory before the period is that of the last meter, when everything was allocated.
-    """
-    cpu = max(u.cpu for u in usages)
-    known = [(u.resident, u.resident - u.extra) for u in usages if u.resident is not None and u.extra is not None]
-    if not known:
-        return Usage(cpu, None, None)
-    peak = max(resident for resident, _ in known)
-    return Usage(cpu, peak, max(0, peak - max(before for _, before in known)))
 
 
 def facts() -> Facts:
@@ -106,6 +96,12 @@ def may_use(core: int) -> bool:
         return False
 
 
+def pin(number: int) -> None:
+    """Pin this process to one of the cores that it may use, the first for 0; to none if there is only one."""
+    if len(own := cores()) > 1:
+        os.sched_setaffinity(0, {own[number % len(own)]})
+
+
 @contextlib.contextmanager
 def pinned(core: int | None) -> Iterator[None]:
     """Pin this thread, and the threads and processes that it starts meanwhile, to one core; None: do nothing."""
@@ -120,7 +116,8 @@ def pinned(core: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _peak() -> int:
+def peak() -> int:
+    """Return the peak of this process's resident memory in bytes, since a meter was made. Linux only."""
     return _read(_STATUS, "VmHWM")
 
 

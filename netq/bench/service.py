@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import logging
 import queue
 import threading
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import netq
@@ -36,39 +34,29 @@ def open_server(options: netq.CommunicatorOptions, kind: netq.Protocol, arrivals
     return netq.new(kind, netq.Purpose.SERVER, dataclasses.replace(options, events=events))
 
 
-def serve(server: Communicator, arrivals: Arrivals, largest: int, clients: int | None = None) -> None:
+def serve(server: Communicator, arrivals: Arrivals, largest: int, *, once: bool = False) -> None:
     """Serve clients, with messages of `largest` bytes at most, until None arrives.
 
-    With `clients`: serve that many in all, and end when the last has gone. A client that was refused does not count.
+    With `once`: serve one client, and end when it has gone. A client that was refused does not count.
     """
-    free = threading.BoundedSemaphore(clients or CLIENTS)
-    done = (lambda: None) if clients is None else _countdown(clients, functools.partial(arrivals.put, None))
-    full = (
-        f"it serves {CLIENTS} clients already"
-        if clients is None
-        else f"it serves no more clients: its --clients is {clients}"
-    )
+    free = threading.BoundedSemaphore(1 if once else CLIENTS)
+    full = "it serves one client, and has one" if once else f"it serves {CLIENTS} clients already"
+
+    def run(peer: uuid.UUID) -> None:
+        if _serve_client(server, peer, largest) and once:
+            arrivals.put(None)
+        else:
+            free.release()
+
     while (peer := arrivals.get()) is not None:
-        if not free.acquire(blocking=False):
+        if free.acquire(blocking=False):
+            threading.Thread(target=run, args=(peer,), name=f"bench-{peer}", daemon=True).start()
+        else:
             server.put(("refused", full), peer).add_done_callback(_may_fail)
-            continue
-        run = functools.partial(_serve_client, server, peer, largest, free, done, counts=clients is not None)
-        threading.Thread(target=run, name=f"bench-{peer}", daemon=True).start()
 
 
 def _may_fail(answer: object) -> None:
     """Look at an answer that may fail, as its client may have gone. Without a look the log would say so."""
-
-
-def _countdown(count: int, end: Callable[[], object]) -> Callable[[], None]:
-    """Return a function that calls `end` when it is called for the last of `count` times, in any thread."""
-    remaining = itertools.count(count - 1, -1)
-
-    def count_down() -> None:
-        if next(remaining) == 0:
-            end()
-
-    return count_down
 
 
 def _endpoint(server: Communicator, peer: uuid.UUID) -> streaming.Endpoint:
@@ -78,19 +66,8 @@ def _endpoint(server: Communicator, peer: uuid.UUID) -> streaming.Endpoint:
     return streaming.Endpoint(put, functools.partial(server.get, peer))
 
 
-def _serve_client(
-    server: Communicator,
-    peer: uuid.UUID,
-    largest: int,
-    free: threading.BoundedSemaphore,
-    done: Callable[[], object],
-    *,
-    counts: bool,
-) -> None:
-    """Do what one client asks, one request after the other. At the end, call `done` if a request was served.
-
-    The client's place becomes free for another client, unless `counts` is set and a request was served.
-    """
+def _serve_client(server: Communicator, peer: uuid.UUID, largest: int) -> bool:
+    """Do what one client asks, one request after the other, until it leaves. Return whether a request was served."""
     end = _endpoint(server, peer)
     served = False
     try:
@@ -99,16 +76,12 @@ def _serve_client(
             _serve_request(end, largest)
             served = True
     except netq.Closed:  # the client has gone, or this server closes
-        return
+        return served
     except (BenchError, netq.Unreadable, MemoryError) as error:
         why = str(error) or "no memory for such messages"
         log.warning("%s: this client is not served any more: %s", _address(server, peer), why)
         end.put(("refused", why)).add_done_callback(_may_fail)
-    finally:
-        if not (served and counts):
-            free.release()
-        if served:
-            done()
+    return served
 
 
 def _address(server: Communicator, peer: uuid.UUID) -> str:
@@ -130,19 +103,19 @@ def _serve_request(end: streaming.Endpoint, largest: int) -> None:
             raise protocol.Unexpected(request)
 
 
-def _transfer(end: streaming.Endpoint, direction: str, plan: Plan, delay: float) -> None:
+def _transfer(end: streaming.Endpoint, direction: str, plan: Plan) -> None:
     protocol.check_memory(plan.largest, 2 if direction == "both" else 1)
     made = iter(()) if direction == "up" else streaming.messages(plan)
     meter = Meter()
     end.put(("ready",))
     protocol.expect(end.get, "go")
-    counted, sender = Counted(0, 0), streaming.delayed(end, delay)
+    counted = Counted(0, 0)
     if direction == "up":
-        counted = streaming.receive(end, plan.count, streaming.show_nothing)
+        counted = streaming.receive(end, plan.count)
     elif direction == "down":
-        streaming.send(sender, plan, made, streaming.show_nothing)
+        streaming.send(end, made)
     else:
-        counted = streaming.exchange(sender, plan, made, streaming.show_nothing)
+        counted = streaming.exchange(end, plan, made)
     end.put(("done", *counted, *meter.read()))
 
 

@@ -7,8 +7,8 @@ with a long round trip. For echoes the bytes are bounded too, because each echo 
 
 from __future__ import annotations
 
+import itertools
 import os
-import time
 from collections.abc import Callable, Iterator
 from pickle import PickleBuffer
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +26,6 @@ _JOINED = 64 * 1024
 _PATTERN = 2**20  # bytes of noise, repeated: zeros would flatter a link that compresses, and the page cache
 
 Payload = bytes | PickleBuffer
-Show = Callable[[int], object]  # called now and then with the number of messages so far
 
 
 class _Get(Protocol):
@@ -38,28 +37,6 @@ class Endpoint(NamedTuple):
 
     put: Callable[[Any], Delivery]
     get: _Get
-
-
-def delayed(end: Endpoint, delay: float) -> Endpoint:
-    """Return an endpoint whose `put` sleeps for `delay` seconds before each message; `end` itself if that is 0.
-
-    It raises Closed as soon as the peer is gone. Otherwise a sender would notice at the end of a batch, hours later.
-    """
-    if not delay:
-        return end
-
-    def put(data: Any) -> Delivery:
-        time.sleep(delay)
-        delivery = end.put(data)
-        if delivery.done():
-            delivery.result()
-        return delivery
-
-    return end._replace(put=put)
-
-
-def show_nothing(done: int) -> None:
-    """Show no progress."""
 
 
 def payload(size: int) -> Payload:
@@ -74,30 +51,22 @@ def messages(plan: Plan) -> Iterator[Payload]:
     return map(made.__getitem__, plan.order())
 
 
-def send(end: Endpoint, plan: Plan, made: Iterator[Payload], show: Show) -> None:
+def send(end: Endpoint, made: Iterator[Payload]) -> None:
     """Put all messages, and wait until the peer has acknowledged them."""
     earlier: Delivery | None = None
-    waited = 0
-    for done, stride in _strides(plan.count, BATCH):
-        for _ in range(stride):
-            delivery = end.put(next(made))
+    for number, message in enumerate(made, 1):
+        delivery = end.put(message)
         # Deliveries end in order: to wait for the last one of the batch before bounds what is in flight.
-        if done - waited >= BATCH:
+        if not number % BATCH:
             if earlier is not None:
                 earlier.result()
-            earlier, waited = delivery, done
-        show(done)
+            earlier = delivery
     delivery.result()
 
 
-def receive(end: Endpoint, count: int, show: Show) -> Counted:
+def receive(end: Endpoint, count: int) -> Counted:
     """Get `count` messages; return their number and their bytes."""
-    nbytes = 0
-    for done, stride in _strides(count, BATCH):
-        for _ in range(stride):
-            nbytes += _size(end.get().data)
-        show(done)
-    return Counted(count, nbytes)
+    return Counted(count, sum(_size(end.get().data) for _ in range(count)))
 
 
 def receive_one(end: Endpoint, timeout: float | None = None) -> int:
@@ -105,21 +74,17 @@ def receive_one(end: Endpoint, timeout: float | None = None) -> int:
     return _size(end.get(timeout=timeout).data)
 
 
-def exchange(end: Endpoint, plan: Plan, made: Iterator[Payload], show: Show) -> Counted:
+def exchange(end: Endpoint, plan: Plan, made: Iterator[Payload]) -> Counted:
     """Put all messages while as many arrive; return the number that arrived, and their bytes."""
-    count = plan.count
-    ahead = min(DEPTH, count)
-    for _ in range(ahead):
-        delivery = end.put(next(made))
+    for message in itertools.islice(made, DEPTH):
+        delivery = end.put(message)
     nbytes = 0
-    for done, stride in _strides(count - ahead, BATCH):
-        for _ in range(stride):
-            nbytes += _size(end.get().data)
-            delivery = end.put(next(made))
-        show(done)
-    nbytes += receive(end, ahead, show_nothing).nbytes
+    for message in made:
+        nbytes += _size(end.get().data)
+        delivery = end.put(message)
+    nbytes += receive(end, min(DEPTH, plan.count)).nbytes
     delivery.result()
-    return Counted(count, nbytes)
+    return Counted(plan.count, nbytes)
 
 
 def echo(end: Endpoint) -> tuple[Counted, Any]:
@@ -147,14 +112,6 @@ def _noise(size: int) -> memoryview:
     for start in range(0, size, len(pattern)):
         block[start : start + len(pattern)] = pattern[: size - start]
     return block
-
-
-def _strides(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Divide `count` into a hundred strides, or into more of `most` each. Yield the end and the length of each."""
-    length = max(1, min(most, count // 100))
-    for done in range(0, count, length):
-        stride = min(length, count - done)
-        yield done + stride, stride
 
 
 def _size(data: Any) -> int:

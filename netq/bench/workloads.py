@@ -1,37 +1,29 @@
-"""What is measured without a rate: iops, latency, throughput. Each returns its figures under their keys in JSON.
+"""What is measured without a rate and at one size: iops, latency, throughput.
 
-load.py measures at a rate. Times are of perf_counter_ns, and go into an array that is allocated before.
-
-Percentiles are by nearest rank: the p-th of n values is the one at rank ceil(p / 100 * n) of the sorted values, the
-smallest measured value that at least p of 100 do not exceed. Nothing is interpolated. With fewer than 1,000 values
-p99.9 is the maximum.
+Each returns its figures under their keys in JSON. load.py measures at a rate, sweep.py by size. Times are of
+perf_counter_ns, and go into an array that is allocated before.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from array import array
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import Any
 
 from netq.bench import streaming
-from netq.bench.client import Client, ClientGroup, Sides, Transfer
+from netq.bench.client import Client, Sides, Transfer
 from netq.bench.plan import Plan
-from netq.bench.progress import Progress
 from netq.bench.resources import Usage, one_by_one
+from netq.bench.statistics import spread
 
 MICROSECOND = 1000  # nanoseconds
-PERCENTILES = ("50", "90", "99", "99.9")  # text: the float 99.9 / 100 * 1000 is above 999, and gives rank 1000
 
 Figures = dict[str, Any]
 
 
-def iops(clients: ClientGroup, plan: Plan, mode: str, delay: float, progress: Progress) -> Figures:
+def iops(client: Client, plan: Plan, mode: str) -> Figures:
     """Send the messages of a plan each way: one direction after the other ("sync"), or both at once ("async")."""
-    directions = ("up", "down") if mode == "sync" else ("both",)
-    done = [clients.transfer(way, plan, progress.bar(f"iops {mode}, {way}", plan.count), delay) for way in directions]
+    done = [client.transfer(direction, plan) for direction in (("up", "down") if mode == "sync" else ("both",))]
     seconds = sum(transfer.seconds for transfer in done)
     messages, nbytes = _moved(done)
     return {
@@ -44,9 +36,9 @@ def iops(clients: ClientGroup, plan: Plan, mode: str, delay: float, progress: Pr
     }
 
 
-def throughput(client: Client, plan: Plan, direction: str, progress: Progress) -> Figures:
+def throughput(client: Client, plan: Plan, direction: str) -> Figures:
     """Send messages of one size: "up" to the server, "down" from it, or "both" ways at once."""
-    transfer = client.transfer(direction, plan, progress.bar(f"throughput {direction}", plan.count))
+    transfer = client.transfer(direction, plan)
     messages, nbytes = _moved([transfer])
     used = _used([transfer.used])
     for side in used.values():
@@ -61,14 +53,13 @@ def throughput(client: Client, plan: Plan, direction: str, progress: Progress) -
     }
 
 
-def latency(client: Client, size: int, count: int, progress: Progress) -> Figures:
+def latency(client: Client, size: int, count: int) -> Figures:
     """Make round trips of one message, one after the other."""
     times = array("q", bytes(8 * count))
-    show = progress.bar("latency", count)
     with client.echoing(size) as echoes:
         echoes.warm_up()
         begin = time.perf_counter_ns()
-        measure_round_trips(echoes.end, echoes.message, times, show)
+        measure_round_trips(echoes.end, echoes.message, times)
         seconds = (time.perf_counter_ns() - begin) / 1e9
     assert echoes.used is not None
     return {
@@ -80,9 +71,7 @@ def latency(client: Client, size: int, count: int, progress: Progress) -> Figure
     }
 
 
-def measure_round_trips(
-    end: streaming.Endpoint, message: streaming.Payload, times: array[int], show: streaming.Show
-) -> None:
+def measure_round_trips(end: streaming.Endpoint, message: streaming.Payload, times: array[int]) -> None:
     """Make `len(times)` round trips, and store the nanoseconds of each."""
     clock, put, receive = time.perf_counter_ns, end.put, streaming.receive_one
     for number in range(len(times)):
@@ -90,8 +79,6 @@ def measure_round_trips(
         put(message)
         receive(end)
         times[number] = clock() - begin
-        if not number % streaming.BATCH:
-            show(number)
 
 
 def side(used: Usage) -> Figures:
@@ -106,25 +93,3 @@ def _moved(done: list[Transfer]) -> tuple[int, int]:
 
 def _used(sides: list[Sides]) -> dict[str, Figures]:
     return {name: side(one_by_one([getattr(each, name) for each in sides])) for name in Sides._fields}
-
-
-def rank(percent: str, count: int) -> int:
-    """Return the rank of a percentile among `count` sorted values, counted from 1."""
-    return max(1, math.ceil(Fraction(percent) * count / 100))
-
-
-def percentile(percent: str, ordered: Sequence[int]) -> int:
-    """Return a percentile of sorted values; there is at least one."""
-    return ordered[rank(percent, len(ordered)) - 1]
-
-
-def spread(values: Iterable[int], unit: int) -> dict[str, float]:
-    """Return minimum, percentiles and maximum, each divided by `unit`."""
-    ordered = sorted(values)
-    found = {f"p{percent}": percentile(percent, ordered) / unit for percent in PERCENTILES}
-    return {"min": ordered[0] / unit, **found, "max": ordered[-1] / unit}
-
-
-def may_exceed(percent: str, count: int) -> int:
-    """Return how many of `count` values may exceed a limit that the percentile does not exceed."""
-    return count - rank(percent, count)

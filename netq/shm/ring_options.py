@@ -14,7 +14,7 @@ from netq.validate import expect, is_whole, seconds
 Address: TypeAlias = str | os.PathLike[str] | tuple[str, int]
 
 SIZE = 256 * 1024  # bytes of a ring, with the header: room for pieces that are read while others are written
-SPIN = 50e-6  # seconds; `python -m benchmarks.ring --spin 0 20 50` measures it
+SPIN = 50e-6  # seconds; `python -m benchmarks ring-spin` measures it
 _MAX_SPIN = 1.0  # seconds: a longer wait is for the system
 _MAX_TIMEOUT = 1e6  # seconds: the system counts milliseconds in 31 bits
 

@@ -26,7 +26,7 @@ from netq.shm.ring import Reader, Writer
 from netq.text import printable
 
 # Bytes copied at once. The peer works on a piece while this side copies the next one; each piece costs some
-# microseconds. `python -m benchmarks.ring --piece 16 64 256` measures it.
+# microseconds. `python -m benchmarks ring-piece` measures it.
 PIECE = 64 * 1024
 
 

@@ -12,29 +12,23 @@ from typing import Any, cast
 import pytest
 
 from netq.__main__ import main
-from netq.bench import curve, output
+from netq.bench import load, output
 from netq.bench.client import Client, Sides
-from netq.bench.load import Load, Try
-from netq.bench.progress import Progress
+from netq.bench.load import Try
 from netq.bench.resources import Usage
 from tests.netq.bench.conftest import Run
 
 USED = Sides(Usage(0, 0, 0), Usage(0, 0, 0))
 
 
-class Silent:
-    def say(self, text: str) -> None:
-        pass
-
-
 def tried(rate: float, latency: int = 1000, late: float = 0.0, missing: int = 0) -> Try:
     """A try of a second, whose last echo came `late` seconds after the last message was due."""
     count = int(rate)
-    return Try(rate, count, array("q", [latency] * (count - missing)), 1.0 + late, USED)
+    return Try(rate, 64, count, array("q", [latency] * (count - missing)), 1.0 + late, USED)
 
 
 def figures(*rates: float, not_reached: float | None = None) -> dict[str, Any]:
-    return {"curve": [curve.row(tried(rate)) for rate in rates], "not_reached": not_reached}
+    return {"curve": [tried(rate).row() for rate in rates], "not_reached": not_reached}
 
 
 @pytest.mark.parametrize(
@@ -47,43 +41,38 @@ def figures(*rates: float, not_reached: float | None = None) -> dict[str, Any]:
     ],
 )
 def test_rate_is_reached_if_echoes_keep_up(found: Try, reached: bool) -> None:
-    assert curve.is_reached(found) is reached
+    assert found.is_reached is reached
 
 
 def test_curve_ends_at_first_rate_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[tuple[float, int | None]]()
 
-    def attempt(client: Client, load: Load, rate: float, limit: int | None) -> Try:
+    def attempt(client: Client, size: int, seconds: float, rate: float, limit: int | None) -> Try:
         asked.append((rate, limit))
         return tried(rate, latency=int(rate), late=1.0 if rate == 400 else 0.0)
 
-    monkeypatch.setattr(curve, "attempt", attempt)
-    load, progress = Load(64, None, 2.0, None), cast(Progress, Silent())
-    found = curve.measure(cast(Client, None), load, [100, 200, 400, 800], progress)
+    monkeypatch.setattr(load, "attempt", attempt)
+    found = load.curve(cast(Client, None), 64, 2.0, [100, 200, 400, 800])
     assert asked == [(100, 2 * 10**9), (200, 2 * 10**9), (400, 2 * 10**9)]
     assert [(each["rate"], each["p99_us"]) for each in found["curve"]] == [(100, 0.1), (200, 0.2)]
     assert found["not_reached"] == 400
-    assert curve.measure(cast(Client, None), load, [100, 200], progress)["not_reached"] is None
+    assert load.curve(cast(Client, None), 64, 2.0, [100, 200])["not_reached"] is None
 
 
 def test_table_has_a_line_for_each_rate() -> None:
-    head, first, second, last = curve.table(figures(100, 2000, not_reached=4000))
+    head, first, second, last = load.table(figures(100, 2000, not_reached=4000))
     assert head.split("  ")[0] == "rate, /s"
     assert first.split() == ["100", "100", "100.0", "1.0", "1.0", "1.0", "1.0"]
     assert second.split()[:3] == ["2,000", "2,000", "2,000.0"]
     assert len(head) == len(first) == len(second)
     assert last == "4,000 messages a second are not reached: the curve ends there"
-    assert len(list(curve.table(figures(100)))) == 2
-
-
-def named(table: Path | None, plot: Path | None) -> argparse.Namespace:
-    return argparse.Namespace(csv=table, plot=plot)
+    assert len(list(load.table(figures(100)))) == 2
 
 
 @pytest.fixture(scope="module")
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let matplotlib open its fonts, once: it keeps them open as long as the process lives."""
-    curve.write(named(None, tmp_path_factory.mktemp("plots") / "c.svg"), figures(100, 200))
+    load.write(None, tmp_path_factory.mktemp("plots") / "c.svg", figures(100, 200))
 
 
 @pytest.mark.slow
@@ -91,16 +80,16 @@ def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_files_have_the_curve(tmp_path: Path) -> None:
     table, svg, png = tmp_path / "c.csv", tmp_path / "c.svg", tmp_path / "c.PNG"
     found = figures(100, 200)
-    curve.write(named(table, svg), found)
-    curve.write(named(None, png), found)
+    load.write(table, svg, found)
+    load.write(None, png, found)
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == list(curve.COLUMNS)
+    assert list(rows[0]) == list(load.COLUMNS)
     assert [{key: float(value) for key, value in row.items()} for row in rows] == found["curve"]
     assert svg.read_text().startswith("<?xml")
     assert png.read_bytes().startswith(b"\x89PNG")
-    curve.write(named(table, svg), figures(not_reached=100))  # no rate was reached
-    assert table.read_text().splitlines() == [",".join(curve.COLUMNS)]
+    load.write(table, svg, figures(not_reached=100))  # no rate was reached
+    assert table.read_text().splitlines() == [",".join(load.COLUMNS)]
 
 
 @pytest.mark.slow

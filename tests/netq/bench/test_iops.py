@@ -6,22 +6,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 import netq
 from netq.__main__ import main
-from netq.bench import cli, protocol, service, spawn
+from netq.bench import cli, spawn
 from netq.bench.cli import parse
-from netq.bench.resources import cores, facts
+from netq.bench.resources import cores
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT
 from tests.netq.bench.conftest import Run, Start, where
-from tests.servers.mosquitto import Mosquitto
 
-SAME = ("sync", "--step-size", "0", "--max-size", "17", "--reps", "1_50", "--clients", "2", "--workers", "2")
+SAME = ("sync", "--step-size", "0", "--max-size", "17", "--reps", "1_50", "--workers", "2")
 ANY_PORT = ("--netloc", "127.0.0.1:0", "--json")
 
 
@@ -36,31 +34,8 @@ def test_two_processes_with_the_same_options(start: Start) -> None:
     client = start("iops", "tcp", "client", *SAME, "--netloc", where(server))
     out, errors = client.communicate(timeout=LIMIT)
     assert (client.returncode, errors) == (0, "")
-    assert out.startswith("iops tcp client sync --max-size 17 --reps 150 --clients 2 --workers 2 ")
-    assert "\nmessages                    600\n" in out
-    check_ended(server)
-
-
-def test_server_ends_after_its_number_of_clients(start: Start, run: Run) -> None:
-    server = start("iops", "tcp", "server", "async", "--max-size", "10", "--clients", "3", *ANY_PORT)
-    line = ("iops", "tcp", "client", "async", "--max-size", "10", "--reps", "20", "--netloc", where(server))
-    assert run(*line, "--clients", "2")["figures"]["messages"] == 80
-    assert server.poll() is None
-    assert run(*line)["figures"]["messages"] == 40
-    check_ended(server)
-
-
-def test_clients_beyond_the_servers_number_are_refused(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    server = start("iops", "tcp", "server", "sync", *ANY_PORT)
-    line = ["bench", "iops", "tcp", "client", "sync", "--netloc", where(server)]
-    assert main([*line, "--clients", "2"]) == 1
-    out, errors = capsys.readouterr()
-    assert (out, errors.count("\n")) == ("", 1)
-    assert "the server refuses: it serves no more clients: its --clients is 1" in errors
-    deadline = time.monotonic() + LIMIT
-    while main([*line, "--reps", "1"]) != 0:  # the server may not know yet that the others have left
-        assert "it serves no more clients" in capsys.readouterr().err
-        assert time.monotonic() < deadline
+    assert out.startswith("iops tcp client sync --max-size 17 --reps 150 --workers 2 ")
+    assert "\nmessages                    300\n" in out
     check_ended(server)
 
 
@@ -84,62 +59,6 @@ def test_signals_end_a_server_without_clients(start: Start) -> None:
     servers[1].send_signal(signal.SIGINT)
     ended = [(*server.communicate(timeout=LIMIT), server.returncode) for server in servers]
     assert ended == [("", "netq bench: SIGTERM: the server has ended\n", 0), ("", "", 130)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-def test_ctrl_c_ends_all_clients_without_output(start: Start, count: int) -> None:
-    """In the middle of large messages: a thread that is left with one could crash the interpreter as it ends."""
-    arrivals = service.Arrivals()
-    options = netq.CommunicatorOptions(
-        netloc=netq.NetworkLocation("127.0.0.1", 0),
-        serialization=protocol.serialization(),
-        events=netq.EventOptions(ini=arrivals.put),
-    )
-    with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
-        line = ("--max-size", "21", "--reps", "1000", "--clients", str(count), "--delay", "0.001")
-        client = start("iops", "tcp", "client", "sync", *line, "--netloc", "{}:{}".format(*server.netloc))
-        peers = []
-        for _ in range(count):
-            peer = arrivals.get(timeout=LIMIT)
-            assert peer is not None
-            server.put(("hello", protocol.VERSION, facts()), peer)
-            peers.append(peer)
-        for peer in peers:
-            assert server.get(peer, timeout=LIMIT).data == ("transfer", "up", ((2**21, 1000),), 0, 0.001)
-            server.put(("ready",), peer)
-        for peer in peers:  # neither begins before both are ready
-            assert server.get(peer, timeout=LIMIT).data == ("go",)
-            assert len(server.get(peer, timeout=LIMIT).data) == 2**21
-        client.send_signal(signal.SIGINT)
-        assert client.communicate(timeout=LIMIT) == ("", "")
-    assert client.returncode == 130
-
-
-def test_server_prints_its_number_of_clients(start: Start) -> None:
-    server = start("iops", "tcp", "server", "sync", "--clients", "3", "--netloc", "127.0.0.1:0")
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    assert line.startswith("serving tcp at 127.0.0.1:")
-    assert line.endswith(", --clients 3; Ctrl-C or SIGTERM ends it\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_three_clients_at_once(run: Run, mode: str) -> None:
-    report = run("iops", "tcp", "both", mode, "--max-size", "17", "--reps", "40", "--clients", "3")
-    figures = report["figures"]
-    assert report["arguments"]["clients"] == 3
-    assert (figures["messages"], figures["bytes"]) == (3 * 2 * 40, 3 * 2 * 40 * 2**17)
-    assert figures["iops"] == pytest.approx(240 / figures["seconds"])
-    for side in ("client", "server"):
-        assert figures[side]["resident_bytes"] > figures[side]["extra_bytes"] >= 0
-
-
-def test_three_clients_at_once_through_a_broker(run: Run, broker: Mosquitto) -> None:
-    netloc = "{}:{}".format(*broker.netloc)
-    line = ("--max-size", "12", "--reps", "20", "--clients", "3", "--netloc", netloc)
-    assert run("iops", "mqtt", "both", "async", *line)["figures"]["messages"] == 120
 
 
 @pytest.mark.parametrize("name", ["tcp", "grpc"])
@@ -173,16 +92,6 @@ def test_secure_without_cryptography_is_status_2(
     assert main(["bench", "iops", "tcp", "both", "sync", "--secure"]) == 2
     needs = "netq.security.certificates needs cryptography 49 or later: pip install 'netq-fl[security]'"
     assert capfd.readouterr() == ("", f"netq bench: error: {needs}\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "pauses"), [("sync", 2), ("async", 1)])
-def test_delay_applies_to_senders_of_both_sides(run: Run, netloc: str, mode: str, pauses: int) -> None:
-    line = ("--max-size", "4", "--reps", "2_0", "--delay", "0.004", "--netloc", netloc)
-    report = run("iops", "tcp", "client", mode, *line)
-    assert report["arguments"]["delay"] == 0.004
-    assert report["figures"]["messages"] == 40
-    assert report["figures"]["seconds"] >= pauses * 20 * 0.004
 
 
 def test_connection_options_are_applied_and_reported(run: Run) -> None:
@@ -225,12 +134,6 @@ def test_large_messages_may_wait_at_the_sender() -> None:
     assert connection.queue_bytes > 1000 * parsed.size  # they share one buffer
 
 
-def test_each_communicator_has_a_new_id() -> None:
-    parsed = parse(["iops", "tcp", "client", "sync", "--clients", "2"])
-    server = spawn.Server(parsed.netloc, None)
-    assert spawn.client_options(parsed, server).id != spawn.client_options(parsed, server).id
-
-
 @pytest.mark.parametrize("purpose", ["server", "client", "both"])
 def test_default_address_depends_on_the_purpose(purpose: str) -> None:
     assert parse(["iops", "tcp", purpose, "sync"]).netloc == (None if purpose == "both" else ("127.0.0.1", 51966))
@@ -242,11 +145,11 @@ def test_report_lists_the_options_in_force(run: Run, netloc: str) -> None:
     where = {"protocol": "tcp", "purpose": "client", "mode": "async", "netloc": netloc, "tls": None, "secure": False}
     what = {"min_size": None, "max_size": 4, "step_size": None, "step_expo": None, "reps": 3, "seed": None}
     how = {"workers": 1, "transport_size": 16 * 2**20, "put_merge": True, "get_merge": True}
-    assert report["arguments"] == where | what | how | {"clients": 1, "delay": 0.0}
+    assert report["arguments"] == where | what | how
 
 
 def test_title_is_a_command_line(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
-    knobs = "--clients 2 --workers 2 --transport-size 4KiB --no-put-merge --get-merge --delay 0.001"
+    knobs = "--workers 2 --transport-size 4KiB --no-put-merge --get-merge"
     line = f"iops tcp client sync --min-size 2 --max-size 4 --step-size 1 --step-expo 0.5 --reps 3 --seed 7 {knobs}"
     assert main(["bench", *line.split(), "--netloc", netloc]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"{line} --netloc {netloc}"

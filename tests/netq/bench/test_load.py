@@ -12,10 +12,11 @@ from typing import cast
 import pytest
 
 from netq import Delivery, Message
-from netq.bench import load, streaming, workloads
+from netq.bench import load, statistics, streaming
 from netq.bench.client import Sides
-from netq.bench.load import CLOSE, LEAST, MOST, highest
+from netq.bench.load import highest
 from netq.bench.resources import Usage
+from netq.bench.statistics import CLOSE, LEAST, MOST
 
 MESSAGE = bytes(64)
 
@@ -85,7 +86,7 @@ def test_late_message_counts_from_its_due_time() -> None:
 def test_try_ends_once_the_tail_exceeds_the_limit() -> None:
     echoing = Echoing()
     latencies = load.send_at_rate(echoing.end, MESSAGE, 1e6, 3000, limit=-1)
-    assert len(latencies) == workloads.may_exceed(load.TAIL, 3000) + 1 == 4
+    assert len(latencies) == statistics.may_exceed(load.TAIL, 3000) + 1 == 4
 
 
 def test_messages_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +98,9 @@ def test_messages_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 def test_rate_holds_if_complete_and_tail_within_limit() -> None:
     used = Sides(Usage(0, None, None), Usage(0, None, None))
     times = array("q", [1] * 999 + [7])
-    assert load.Try(1.0, 1000, times, 1.0, used).holds(1)
-    assert not load.Try(1.0, 1000, times[:999], 1.0, used).holds(1)
-    assert not load.Try(1.0, 1000, array("q", [1] * 998 + [7] * 2), 1.0, used).holds(1)
+    assert load.Try(1.0, 64, 1000, times, 1.0, used).holds(1)
+    assert not load.Try(1.0, 64, 1000, times[:999], 1.0, used).holds(1)
+    assert not load.Try(1.0, 64, 1000, array("q", [1] * 998 + [7] * 2), 1.0, used).holds(1)
 
 
 @pytest.mark.parametrize("limit", [1.0, 1.5, 3.0, 900.0, 1000.0, 1001.0, 47_123.0, 9e6])
@@ -110,7 +111,7 @@ def test_search_finds_the_highest_rate_that_holds(limit: float) -> None:
         tried.append(rate)
         return rate <= limit
 
-    found = highest(holds, start=1000.0)
+    found = highest(holds)
     assert found <= limit < found * CLOSE
     assert len(tried) < 25
     assert found in tried
@@ -123,14 +124,14 @@ def test_search_without_any_rate_returns_0() -> None:
         tried.append(rate)
         return False
 
-    assert highest(holds, start=1000.0) == 0
+    assert highest(holds) == 0
     assert tried[-1] == LEAST
 
 
 def test_search_stops_at_the_highest_rate_tried() -> None:
-    assert highest(lambda rate: rate <= MOST, start=1000.0) == MOST
+    assert highest(lambda rate: rate <= MOST) == MOST
 
 
 def test_search_ends_with_inconsistent_answers() -> None:
     moods = iter([True, True, False] * 100)
-    assert highest(lambda rate: next(moods), start=1000.0) > 0
+    assert highest(lambda rate: next(moods)) > 0

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from netq.bench import curve, sweep_output
+from netq.bench import load, sweep
 from netq.bench.cli import make_parser, parse
 from netq.bench.report import FIGURES
-from netq.bench.workloads import spread
+from netq.bench.statistics import spread
 from netq.security import certificates
 from tests.netq.bench.conftest import Run, Start
 from tests.pages import Page
@@ -69,12 +69,12 @@ def test_page_names_every_figure() -> None:
 
 
 def test_page_names_every_column_of_a_curve() -> None:
-    columns = {key: column.title for key, column in curve.COLUMNS.items()}
+    columns = {key: column.title for key, column in load.COLUMNS.items()}
     assert {key.strip("`"): title for title, key, _ in PAGE.rows("of a rate")} == columns
 
 
 def test_page_names_every_column_of_a_sweep() -> None:
-    printed = {key: column.title for key, column in sweep_output.COLUMNS.items()}
+    printed = {key: column.title for key, column in sweep.COLUMNS.items()}
     assert {key.strip("`"): name for name, key, _ in rows("Latency and throughput by size: sweep")} == printed
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from netq.bench import resources
-from netq.bench.resources import Meter, Usage, at_once, cores, facts, one_by_one, pinned
+from netq.bench.resources import Meter, Usage, cores, facts, one_by_one, pinned
 
 SIZE = 64 * 2**20
 
@@ -83,15 +83,6 @@ def test_usage_of_periods_is_summed() -> None:
     assert one_by_one(periods) == Usage(12, 900, 400)
     assert one_by_one([Usage(5, None, None), Usage(7, 800, 400)]) == Usage(12, 800, 400)
     assert one_by_one([Usage(5, None, None)]) == Usage(5, None, None)
-
-
-def test_usage_of_one_period_by_several_meters() -> None:
-    first_ready, last_ready = Usage(7, 900, 300), Usage(5, 800, 100)
-    assert at_once([first_ready, last_ready]) == Usage(7, 900, 200)  # 700 were there when the last was ready
-    assert at_once([first_ready]) == first_ready
-    assert at_once([Usage(5, 500, 0), Usage(5, 600, 200)]) == Usage(5, 600, 100)
-    assert at_once([Usage(1, 100, 0), Usage(1, 90, 40)]).extra == 0
-    assert at_once([Usage(5, None, None), Usage(6, None, None)]) == Usage(6, None, None)
 
 
 def test_facts_are_text() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +32,8 @@ def communicators() -> Iterator[Communicators]:
 
 
 @contextmanager
-def serving(clients: int | None = None) -> Iterator[netq.Communicator]:
-    """A bench server in this process, which takes messages of 1 MiB; with `clients` it ends by itself."""
+def serving(*, once: bool = False) -> Iterator[netq.Communicator]:
+    """A bench server in this process, which takes messages of 1 MiB; with `once` it ends by itself."""
     arrivals = service.Arrivals()
     here = NetworkLocation("127.0.0.1", 0)
     options = netq.CommunicatorOptions(
@@ -43,12 +42,12 @@ def serving(clients: int | None = None) -> Iterator[netq.Communicator]:
         connection=netq.ConnectionOptions(linger=0.1),  # for a client that was killed
     )
     with service.open_server(options, netq.Protocol.TCP, arrivals) as server:
-        thread = threading.Thread(target=service.serve, args=(server, arrivals, MIB, clients))
+        thread = threading.Thread(target=service.serve, args=(server, arrivals, MIB), kwargs={"once": once})
         thread.start()
         try:
             yield server
         finally:
-            if clients is None:
+            if not once:
                 arrivals.put(None)
             thread.join(LIMIT)
             assert not thread.is_alive()
@@ -161,24 +160,19 @@ def test_too_large_message_is_refused(capsys: pytest.CaptureFixture[str], netloc
 @pytest.mark.parametrize(
     "request_",
     [
-        ("transfer", "down", ((MIB + 1, 1),), 0, 0.0),
-        ("transfer", "down", ((1, plan.MOST_MESSAGES + 1),), 0, 0.0),
-        ("transfer", "down", ((1, 10**6000),), 0, 0.0),
-        ("transfer", "down", ((10**6000, 1),), 0, 0.0),
-        ("transfer", "down", ((1, 1),) * 1000, 0, 0.0),
-        ("transfer", "down", ((-1, 1),), 0, 0.0),
-        ("transfer", "down", (), 0, 0.0),
-        ("transfer", "sideways", ((1, 1),), 0, 0.0),
-        ("transfer", "down", "ab", 0, 0.0),
-        ("transfer", "down", ((1, 1, 1),), 0, 0.0),
-        ("transfer", "down", ((1.5, 1),), 0, 0.0),
-        ("transfer", "down", ((1, 1),), 0),
-        ("transfer", "down", ((1, 1),), 0, 0),
-        ("transfer", "down", ((1, 1),), 0, "0.1"),
-        ("transfer", "down", ((1, 1),), 0, -0.1),
-        ("transfer", "down", ((1, 1),), 0, protocol.MOST_DELAY + 0.1),
-        ("transfer", "down", ((1, 1),), 0, math.inf),
-        ("transfer", "down", ((1, 1),), 0, math.nan),
+        ("transfer", "down", ((MIB + 1, 1),), 0),
+        ("transfer", "down", ((1, plan.MOST_MESSAGES + 1),), 0),
+        ("transfer", "down", ((1, 10**6000),), 0),
+        ("transfer", "down", ((10**6000, 1),), 0),
+        ("transfer", "down", ((1, 1),) * 1000, 0),
+        ("transfer", "down", ((-1, 1),), 0),
+        ("transfer", "down", (), 0),
+        ("transfer", "sideways", ((1, 1),), 0),
+        ("transfer", "down", "ab", 0),
+        ("transfer", "down", ((1, 1, 1),), 0),
+        ("transfer", "down", ((1.5, 1),), 0),
+        ("transfer", "down", ((1, 1),)),
+        ("transfer", "down", ((1, 1),), 0.5),
         ("transfer",),
         ("go",),
         (),
@@ -219,7 +213,7 @@ def test_no_class_is_loaded(location: NetworkLocation, communicators: Communicat
 def test_wrong_payload_ends_a_transfer(location: NetworkLocation, communicators: Communicators) -> None:
     client = communicators.client(location)
     assert received(client)[0] == "hello"
-    client.put(("transfer", "up", ((8, 2),), 0, 0.0))
+    client.put(("transfer", "up", ((8, 2),), 0))
     assert received(client) == ("ready",)
     client.put(("go",))
     client.put({"a": 1})
@@ -236,26 +230,24 @@ def test_clients_beyond_the_limit_are_refused(communicators: Communicators) -> N
             communicators.abort(client)
 
 
-def test_server_of_two_ends_after_both_have_left(communicators: Communicators) -> None:
-    with serving(clients=2) as server:
+def test_server_of_one_client_ends_after_it_has_left(communicators: Communicators) -> None:
+    with serving(once=True) as server:
         for _ in range(3):  # of whom none is served
             refused = communicators.client(server.netloc)
             assert received(refused)[0] == "hello"
             refused.put("nonsense")
             assert received(refused)[0] == "refused"
             leave(communicators, refused)
-        first, second = communicators.client(server.netloc), communicators.client(server.netloc)
-        for client in (first, second):
-            assert received(client)[0] == "hello"
-            client.put(("echo", 8))
-            assert received(client) == ("ready",)
-            client.put(("end",))
-            assert received(client)[0] == "done"
+        first = communicators.client(server.netloc)
+        assert received(first)[0] == "hello"
+        first.put(("echo", 8))
+        assert received(first) == ("ready",)
+        first.put(("end",))
+        assert received(first)[0] == "done"
+        second = communicators.client(server.netloc)
+        assert received(second) == ("refused", "it serves one client, and has one")
         leave(communicators, first)
-        third = communicators.client(server.netloc)
-        assert received(third) == ("refused", "it serves no more clients: its --clients is 2")
-        leave(communicators, second)
-        communicators.abort(third)
+        communicators.abort(second)
 
 
 def test_server_log_names_the_refused_client(communicators: Communicators) -> None:

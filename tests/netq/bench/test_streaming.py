@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -42,21 +40,16 @@ def _end(mine: netq.Communicator, other: netq.Communicator) -> Endpoint:
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(plan.pairs))
 def test_messages_one_way_are_received(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
     ours, theirs = ends
-    shown: list[int] = []
     with ThreadPoolExecutor() as pool:
-        sent = pool.submit(streaming.send, ours, plan, streaming.messages(plan), streaming.show_nothing)
-        assert streaming.receive(theirs, plan.count, shown.append) == (plan.count, plan.nbytes)
+        sent = pool.submit(streaming.send, ours, streaming.messages(plan))
+        assert streaming.receive(theirs, plan.count) == (plan.count, plan.nbytes)
         sent.result(LIMIT)
-    assert shown == sorted(shown)
-    assert shown[-1] == plan.count
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(plan.pairs))
 def test_both_ways_at_once_do_not_deadlock(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
     with ThreadPoolExecutor() as pool:
-        runs = [
-            pool.submit(streaming.exchange, end, plan, streaming.messages(plan), streaming.show_nothing) for end in ends
-        ]
+        runs = [pool.submit(streaming.exchange, end, plan, streaming.messages(plan)) for end in ends]
         assert [run.result(LIMIT) for run in runs] == [(plan.count, plan.nbytes)] * 2
 
 
@@ -106,40 +99,15 @@ def test_echo_waits_for_a_peer_that_does_not_read(size: int, most: int) -> None:
 def test_short_transfer_waits_only_at_the_end() -> None:
     deaf, plan = Deaf(), Plan(((2**21, 300),))
     with pytest.raises(Undelivered):
-        streaming.send(Endpoint(deaf.put, ours_is_never_read), plan, streaming.messages(plan), streaming.show_nothing)
+        streaming.send(Endpoint(deaf.put, ours_is_never_read), streaming.messages(plan))
     assert deaf.put_count == 300
 
 
 def test_sender_waits_for_acknowledgements() -> None:
     deaf, plan = Deaf(), Plan(((64, 10**6),))
     with pytest.raises(Undelivered):
-        streaming.send(Endpoint(deaf.put, ours_is_never_read), plan, streaming.messages(plan), streaming.show_nothing)
+        streaming.send(Endpoint(deaf.put, ours_is_never_read), streaming.messages(plan))
     assert deaf.put_count == 2 * streaming.BATCH
-
-
-def test_no_delay_returns_the_same_endpoint(ends: tuple[Endpoint, Endpoint]) -> None:
-    assert streaming.delayed(ends[0], 0.0) is ends[0]
-
-
-def test_delayed_sender_sleeps_before_each_message(
-    ends: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs = ends
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    plan = Plan(((64, 7),))
-    streaming.send(streaming.delayed(ours, 0.25), plan, streaming.messages(plan), streaming.show_nothing)
-    assert streaming.receive(theirs, 7, streaming.show_nothing) == (7, 7 * 64)
-    assert pauses == [0.25] * 7
-
-
-def test_delayed_sender_raises_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Future[None]()
-    gone.set_exception(netq.Closed(uuid.uuid4(), "gone"))
-    monkeypatch.setattr(time, "sleep", lambda delay: None)
-    end = streaming.delayed(Endpoint(lambda data: cast(netq.Delivery, gone), ours_is_never_read), 0.25)
-    with pytest.raises(netq.Closed, match="gone"):
-        end.put(b"")
 
 
 @pytest.mark.parametrize("data", [("hello", 1), None, [1], "text"])
@@ -147,7 +115,7 @@ def test_unexpected_data_raises(ends: tuple[Endpoint, Endpoint], data: object) -
     ours, theirs = ends
     theirs.put(data)
     with pytest.raises(Unexpected):
-        streaming.receive(ours, 1, streaming.show_nothing)
+        streaming.receive(ours, 1)
 
 
 def test_messages_of_a_plan_share_one_buffer_of_noise() -> None:
@@ -169,11 +137,3 @@ def test_noise_fills_the_whole_buffer(size: int) -> None:
     block = streaming._noise(size)
     assert block.nbytes == size
     assert len(set(block[-100_000:])) > min(size, 256) * 0.6
-
-
-@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 204_800, 204_801, 10**6])
-def test_strides_add_up_to_the_count(count: int) -> None:
-    strides = list(streaming._strides(count, streaming.BATCH))
-    assert sum(length for _, length in strides) == count
-    assert [done for done, _ in strides] == list(itertools.accumulate(length for _, length in strides))
-    assert all(0 < length <= streaming.BATCH for _, length in strides)

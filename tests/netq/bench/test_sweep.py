@@ -7,7 +7,6 @@ import shlex
 import sys
 import threading
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,18 +14,17 @@ from typing import Any, cast
 import pytest
 
 from netq.__main__ import main
-from netq.bench import command, output, sweep, sweep_output
+from netq.bench import command, output, sweep
 from netq.bench.cli import parse
-from netq.bench.client import Client, ClientGroup
-from netq.bench.progress import Progress
+from netq.bench.client import Client
 from netq.bench.protocol import BenchError, RefusedByServer
-from netq.bench.sweep import Found, Row
+from netq.bench.sweep import COLUMNS, Found, row
 from tests.netq.bench.conftest import Run
 from tests.netq.bench.test_load import Echoing
 
 FEW = ("--seconds", "0.01", "--max-size", "64KiB", "--step", "256")
-KEYS = list(sweep_output.COLUMNS)
-ROW = Row(2048, array("q", [3000, 1000, 2000]), 70, [10.0, 5.0, 1e6])
+KEYS = list(COLUMNS)
+ROW = row(2048, array("q", [3000, 1000, 2000]), 70, [10.0, 5.0, 1e6])
 
 
 class Fake:
@@ -48,7 +46,7 @@ class Fake:
     def __exit__(self, *error: object) -> None:
         return None
 
-    def transfer(self, direction: str, plan: Any, show: object, delay: float, wait: Callable[[], object]) -> Any:
+    def transfer(self, direction: str, plan: Any) -> Any:
         assert direction == "up"
         self.transfers.append((plan.largest, plan.count))
         up = SimpleNamespace(messages=plan.count)
@@ -57,7 +55,7 @@ class Fake:
 
 def measure(fake: Fake, sizes: list[int], seconds: float = 0.001) -> Found:
     found = Found({})
-    sweep.sweep(ClientGroup([cast(Client, fake)], []), sizes, seconds, Progress(), found)
+    sweep.sweep(cast(Client, fake), sizes, seconds, found)
     return found
 
 
@@ -66,8 +64,8 @@ def test_number_of_messages_follows_the_time_of_a_size() -> None:
     found = measure(fake, [1, 10], seconds=0.001)
     assert [count for size, count in fake.transfers if size == 1][1:] == [200] * 5  # a fifth of the time each
     assert [count for size, count in fake.transfers if size == 10][1:] == [20] * 5
-    assert [row.messages for row in found.rows] == [1000, 100]
-    assert [row.rates for row in found.rows] == [pytest.approx([1e6] * 5), pytest.approx([1e5] * 5)]
+    assert [each["messages"] for each in found.rows] == [1000, 100]
+    assert [each["messages_per_second"] for each in found.rows] == pytest.approx([1e6, 1e5])
 
 
 def test_message_that_takes_long_is_sent_once_in_a_transfer() -> None:
@@ -88,7 +86,7 @@ def test_number_of_round_trips_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_sizes_that_the_server_refuses_are_left_out() -> None:
     found = measure(Fake(100, RefusedByServer("the server refuses: too large")), [1, 10, 100, 1000])
-    assert [row.size for row in found.rows] == [1, 10]
+    assert [each["size"] for each in found.rows] == [1, 10]
     assert found.figures()["left_out"] == [
         {"size": 100, "why": "the server refuses: too large"},
         {"size": 1000, "why": "the server refuses: too large"},
@@ -101,7 +99,7 @@ def test_refusal_of_the_smallest_size_is_an_error() -> None:
 
 
 def test_row_has_the_median_of_its_transfers() -> None:
-    assert ROW.figures() == {
+    assert ROW == {
         "size": 2048,
         "round_trips": 3,
         "min_us": 1.0,
@@ -112,14 +110,14 @@ def test_row_has_the_median_of_its_transfers() -> None:
         "messages_per_second": 10.0,
         "gb_per_second": 10.0 * 2048 / 1e9,
     }
-    assert list(ROW.figures()) == KEYS
+    assert list(ROW) == KEYS
 
 
 def test_table_is_aligned_and_names_what_is_left_out() -> None:
-    rows = [ROW, Row(2**20, array("q", [10**12]), 1, [0.5])]
+    rows = [ROW, row(2**20, array("q", [10**12]), 1, [0.5])]
     left_out = {2**30: "too large", 2**32: "too large", 2**34: "no memory"}
-    head, first, second, *reasons = sweep_output.table(Found(left_out, rows).figures())
-    assert head.split() == " ".join(column.title for column in sweep_output.COLUMNS.values()).split()
+    head, first, second, *reasons = sweep.table(Found(left_out, rows).figures())
+    assert head.split() == " ".join(column.title for column in COLUMNS.values()).split()
     assert first.split() == ["2KiB", "3", "1.0", "2.0", "3.0", "3.0", "70", "10.0", "2.05e-05"]
     assert second.split()[:3] == ["1MiB", "1", "1,000,000,000.0"]
     assert len({len(line) for line in (head, first, second)}) == 1
@@ -144,7 +142,7 @@ def test_sizes_grow_by_the_step_up_to_the_largest(line: str, sizes: list[int]) -
     [
         ("--max-size 256", 3 * 64, [1, 4, 16, 64], {256: "messages of 256B need 768.0B of this machine's memory"}),
         ("--max-size 16 --netloc here:1", 2 * 4, [1, 4], {16: "messages of 16B need 32.0B"}),
-        ("--max-size 4 --netloc here:1 --clients 2", 16, [1, 4], {}),
+        ("--max-size 4 --netloc here:1", 8, [1, 4], {}),
     ],
 )
 def test_sizes_beyond_free_memory_are_left_out(
@@ -165,26 +163,20 @@ def test_smallest_size_beyond_free_memory_is_refused(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_sweep_prints_json_and_writes_files(run: Run, netloc: str, tmp_path: Path) -> None:
-    table, raw = tmp_path / "table.csv", tmp_path / "raw.csv"
-    report = run("sweep", *FEW, "--netloc", netloc, "--csv", str(table), "--raw", str(raw))
+def test_sweep_prints_json_and_writes_its_table(run: Run, netloc: str, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    report = run("sweep", *FEW, "--netloc", netloc, "--csv", str(table))
     assert report["work"] == "sweep"
     assert (report["arguments"]["max_size"], report["arguments"]["put_merge"]) == (65536, True)
     rows = report["figures"]["sizes"]
     assert [row["size"] for row in rows] == [1, 256, 65536]
     assert report["figures"]["left_out"] == []
-    for row in rows:
-        assert list(row) == KEYS
-        assert 0 < row["min_us"] <= row["p50_us"] <= row["p99_us"] <= row["max_us"]
-        assert row["gb_per_second"] == pytest.approx(row["messages_per_second"] * row["size"] / 1e9)
+    for each in rows:
+        assert list(each) == KEYS
+        assert 0 < each["min_us"] <= each["p50_us"] <= each["p99_us"] <= each["max_us"]
+        assert each["gb_per_second"] == pytest.approx(each["messages_per_second"] * each["size"] / 1e9)
     with table.open(encoding="utf-8") as file:
         assert [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)] == rows
-    with raw.open(encoding="utf-8") as file:
-        samples = list(csv.DictReader(file))
-    for row in rows:
-        mine = [each for each in samples if int(each["size"]) == row["size"]]
-        assert sum(each["kind"] == "round_trip_ns" for each in mine) == row["round_trips"]
-        assert 1 <= sum(each["kind"] == "messages_per_second" for each in mine) <= sweep.TRANSFERS
 
 
 @pytest.mark.slow
@@ -194,7 +186,7 @@ def test_sizes_above_those_of_the_server_are_named(capsys: pytest.CaptureFixture
     out, errors = capsys.readouterr()
     assert errors == ""
     title, _, _, _, row, left_out = out.splitlines()
-    assert title.startswith("sweep --min-size 1MiB --max-size 4MiB --step 2 --seconds 0.01 --protocol tcp --clients 1")
+    assert title.startswith("sweep --min-size 1MiB --max-size 4MiB --step 2 --seconds 0.01 --protocol tcp --workers 1")
     assert title == f"sweep {title.removeprefix('sweep ')}"
     assert row.split()[0] == "1MiB"
     assert left_out.startswith("left out: 2MiB, 4MiB: the server refuses: messages of 2MiB; it takes 1MiB at most")
@@ -202,21 +194,21 @@ def test_sizes_above_those_of_the_server_are_named(capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["tcp", "shm", "grpc"])
-def test_sweep_with_a_spawned_server_and_two_clients(run: Run, protocol: str) -> None:
+def test_sweep_with_a_spawned_server(run: Run, protocol: str) -> None:
     if protocol == "grpc":
         pytest.importorskip("grpc")
-    options = ("--protocol", protocol, "--clients", "2", "--workers", "2", "--transport-size", "4KiB")
+    options = ("--protocol", protocol, "--workers", "2", "--transport-size", "4KiB")
     report = run("sweep", *FEW, *options)
     assert [row["size"] for row in report["figures"]["sizes"]] == [1, 256, 65536]
-    assert all(row["round_trips"] >= 2 for row in report["figures"]["sizes"])
-    assert (report["arguments"]["clients"], report["arguments"]["transport_size"]) == (2, 4096)
+    assert all(row["round_trips"] >= 1 for row in report["figures"]["sizes"])
+    assert (report["arguments"]["workers"], report["arguments"]["transport_size"]) == (2, 4096)
 
 
 @pytest.fixture(scope="module")
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """matplotlib keeps the files of fonts open, from the first plot on."""
     pytest.importorskip("matplotlib")
-    sweep_output._draw(tmp_path_factory.mktemp("fonts") / "x.png", [ROW])
+    sweep.write(None, tmp_path_factory.mktemp("fonts") / "x.png", [ROW])
 
 
 @pytest.mark.slow
@@ -227,7 +219,7 @@ def test_plot_is_written_in_the_format_of_its_suffix(tmp_path: Path, suffix: str
     options = parse(["sweep", "--plot", str(path)])
     output.check(options)
     assert not path.exists()
-    sweep_output.write(options, [ROW, Row(2**20, array("q", [10**6]), 1, [0.5])])
+    sweep.write(options.csv, options.plot, [ROW, row(2**20, array("q", [10**6]), 1, [0.5])])
     assert (b"<svg" if suffix == "svg" else b"PNG") in path.read_bytes()[:1000]
 
 
@@ -242,7 +234,7 @@ def test_plot_without_matplotlib_is_refused_first(
     assert errors.endswith("): pip install 'netq-fl[plots]'\n")
 
 
-@pytest.mark.parametrize("option", ["--csv", "--raw", "--plot"])
+@pytest.mark.parametrize("option", ["--csv", "--plot"])
 def test_file_that_cannot_be_written_is_refused_first(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, netloc: str, option: str
 ) -> None:
@@ -253,9 +245,9 @@ def test_file_that_cannot_be_written_is_refused_first(
 
 
 def test_file_keeps_its_content_until_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old, new = tmp_path / "old.csv", tmp_path / "new.csv"
+    old, new = tmp_path / "old.csv", tmp_path / "new.svg"
     old.write_text("kept")
-    line = ("--netloc", "127.0.0.1:1", "--timeout", "0.1", "--csv", str(old), "--raw", str(new))
+    line = ("--netloc", "127.0.0.1:1", "--timeout", "0.1", "--csv", str(old), "--plot", str(new))
     assert main(["bench", "sweep", *line]) == 1
     assert "cannot connect to 127.0.0.1:1" in capsys.readouterr().err
     assert old.read_text() == "kept"
@@ -279,7 +271,7 @@ def test_what_was_measured_is_reported_after_an_error(
     status: int,
     said: str,
 ) -> None:
-    def fail(group: object, sizes: object, seconds: object, progress: object, found: Found) -> None:
+    def fail(client: object, sizes: object, seconds: object, found: Found) -> None:
         found.rows.append(ROW)
         raise error
 
@@ -303,12 +295,12 @@ def test_table_has_the_sizes_before_the_server_was_lost(
     measured = threading.Event()
     original = sweep._measure
 
-    def measure_and_end(clients: Any, size: int, seconds: float) -> Row:
+    def measure_and_end(client: Any, size: int, seconds: float) -> Any:
         if measured.is_set():
             server.terminate()
             server.wait()
         measured.set()
-        return original(clients, size, seconds)
+        return original(client, size, seconds)
 
     monkeypatch.setattr(sweep, "_measure", measure_and_end)
     assert main(["bench", "sweep", *FEW, "--netloc", f"127.0.0.1:{port}"]) == 1
@@ -326,10 +318,9 @@ def test_table_has_the_sizes_before_the_server_was_lost(
         ("--step 1", "argument --step: '1'; expected a whole number from 2 to 1048576"),
         ("--step 2.5", "argument --step: '2.5'; expected a whole number"),
         ("--seconds 0", "argument --seconds: '0'; expected a number from 0.01 to 3600"),
-        ("--clients 17", "argument --clients: '17'; expected a whole number from 1 to 16"),
         ("--plot x.pdf", "--plot x.pdf: expected a name that ends in .svg or .png"),
         ("--plot svg", "--plot svg: expected a name that ends in .svg or .png"),
-        ("--csv x --raw ./x", "--csv and --raw: the same file twice; expected a file for each"),
+        ("--csv x.svg --plot ./x.svg", "--csv and --plot: the same file twice; expected a file for each"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], line: str, error: str) -> None:

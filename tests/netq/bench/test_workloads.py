@@ -11,7 +11,7 @@ import pytest
 
 from netq.__main__ import main
 from netq.bench import client
-from netq.bench.workloads import may_exceed, percentile, rank, spread
+from netq.bench.statistics import may_exceed, percentile, rank, spread
 from tests.netq.bench.conftest import Run
 
 USED = {"cpu_seconds", "resident_bytes", "extra_bytes"}
