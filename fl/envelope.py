@@ -164,9 +164,9 @@ class Final(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """The Reply to a task that failed."""
+    """The Reply to a task that failed. The serialisation of a node of Flower makes Flower's of it."""
 
-    job: Job
+    job: Any  # as of Finished
     reason: str
 
 

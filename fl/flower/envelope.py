@@ -6,9 +6,11 @@ bytes as they came. fl/flower/messages.py reads all of it. Leave and End are fl'
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fl import envelope
 from fl.checks import expect
 from fl.envelope import MAX_NUMBER, End, check_number, values
 from fl.tensors.json_format import JsonSerializer
@@ -73,6 +75,9 @@ class Ask(NamedTuple):
     title: str  # type and round, for the log
     stream: Stream
     values: Any = None  # as of fl.envelope.Task
+    unasked: int = MAX_NUMBER  # as of fl.envelope.Task, and so are the next two: a node never waits with its reply
+    answered: int = MAX_NUMBER
+    deadline: float = math.inf
 
     @property
     def key(self) -> str:
@@ -132,6 +137,8 @@ def _check_name(app: object) -> None:
 
 
 def _dump(message: Any) -> Stream:
+    if isinstance(message, envelope.Failure):
+        message = Failure(message.job[1], message.reason)
     return message if isinstance(message, Stream) else _PLAIN.dump(values(message))
 
 

@@ -56,7 +56,7 @@ class Membership:
 
 def begun(link: KnownServer) -> tuple[Queue, Conversation]:
     queue = Queue()
-    return queue, Conversation(queue, Membership(), link, {})  # type: ignore[arg-type]
+    return queue, Conversation(queue, Membership(), link)  # type: ignore[arg-type]
 
 
 def task(number: int = 1, *, counted: int = 0, answered: int = 0, deadline: float = 1e9) -> Task:
