@@ -39,7 +39,6 @@ from fl.envelope import (
     Leave,
     Offer,
     Permit,
-    check_job,
     check_number,
     values,
 )
@@ -154,7 +153,6 @@ class Task:
     roles: Roles = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_job(self.job)
         check_number("unasked", self.unasked)
         check_number("counted", self.counted)
         check_number("answered", self.answered)
@@ -170,7 +168,6 @@ class Reply:
     content: Content | str
 
     def __post_init__(self) -> None:
-        check_job(self.job)
         known = isinstance(self.content, (Update, Report, Skip, str))
         expect(known, "content", self.content, "an Update, a Report or a Skip")
         if isinstance(self.content, str):

@@ -25,6 +25,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from fl.aggregation.mean import WeightedMean
 from fl.compression.compressor import Compression, as_compression
 from fl.messages import Update
 from fl.properties import Properties, Where, check_where, matches
@@ -174,6 +175,19 @@ class Strategy(abc.ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # a strategy without state has none to restore
         """Continue from what `state` returned. Called before `begin`."""
+
+
+class MeanStrategy(Strategy):
+    """A strategy that folds updates into one mean, `self._mean`. Subclasses write `fold` and `finish`."""
+
+    def begin(self, model: Model) -> None:
+        """Allocate the memory of the mean."""
+        self._mean = WeightedMean(model)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Discard the updates."""
+        self._mean.reset()
 
 
 def options_of(kind: type) -> list[str]:
