@@ -325,7 +325,7 @@ def _simulate(config: Config, clients: list[Callable[..., Any]], **options: Any)
                 strategy=config.strategy,
                 callbacks=measured or callbacks,
                 **options,
-                **config.arguments(),
+                **config.settings,
             )
         except InvalidOption as error:
             raise InvalidOption(f"{config.path}: {in_file_terms(error)}") from error

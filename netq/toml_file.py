@@ -19,11 +19,20 @@ import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
 from netq.errors import InvalidOption, InvalidSecurity, NotNow
-from netq.options import MqttOptions, Protocol, SealOptions, SecurityOptions
+from netq.options import (
+    CommunicatorOptions,
+    ConnectionOptions,
+    MqttOptions,
+    NetworkLocation,
+    Protocol,
+    SealOptions,
+    SecurityOptions,
+)
 from netq.text import describe, did_you_mean, printable
 from netq.utils.files import read_regular
 from netq.validate import is_function, is_whole
@@ -43,6 +52,15 @@ _OPTION = re.compile(
     r"|\b(?P<table>Connection|Mqtt|Seal|Security)Options(?P<key>\.(?=[a-z]))?"
     r"|^(?:Server|Patience|simulate)\."
 )
+
+
+# The tables of a server's connection, each with its keys.
+CONNECTION: dict[str, tuple[str, ...] | None] = {
+    "security": tuple(option.name for option in fields(SecurityOptions)),
+    "seal": tuple(option.name for option in fields(SealOptions)),
+    "mqtt": (*(option.name for option in fields(MqttOptions)), "password_file"),
+    "connection": tuple(option.name for option in fields(ConnectionOptions)),
+}
 
 
 class Override(NamedTuple):
@@ -178,6 +196,16 @@ class File:
         path = self.path.parent / self.text(table, key, expected)
         self.check(f"{table}.{key}", self.table(table)[key], os.path.isfile(path), expected, NotNow)
         return path
+
+    def communicator(self, netloc: NetworkLocation, protocol: Protocol) -> CommunicatorOptions:
+        """Return the options of the tables of a connection, which are all optional."""
+        return CommunicatorOptions(
+            netloc=netloc,
+            connection=self.options("connection", ConnectionOptions, self.table("connection")),
+            security=self.security(),
+            seal=self.seal(),
+            mqtt=self.mqtt(protocol),
+        )
 
     def security(self) -> SecurityOptions | None:
         """Return the options of [security]. The table turns TLS on: without it, None."""

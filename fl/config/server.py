@@ -47,25 +47,13 @@ from fl.server.validation import checked_evaluation
 from fl.tensors.files import check_name
 from fl.tensors.roles import ROLES, assign, check_values
 from netq.errors import InvalidOption, SecurityError
-from netq.options import (
-    CommunicatorOptions,
-    ConnectionOptions,
-    MqttOptions,
-    NetworkLocation,
-    Protocol,
-    SealOptions,
-    SecurityOptions,
-)
+from netq.options import CommunicatorOptions, NetworkLocation, Protocol
 from netq.text import describe
-from netq.toml_file import File, in_file_terms
-from netq.validate import is_number
+from netq.toml_file import CONNECTION, File, in_file_terms
 
-_ADDRESS = ("host", "port", "protocol")
 _PATIENCE = ("deadline", "close_early", "suspend_after", "void_rounds", "void_pause", "grace")  # fields of fl.Patience
+_COUNTS = ("min_clients", "wait", "suspend_after", "void_rounds")
 _SETTINGS = ("min_clients", "wait", *_PATIENCE, "evaluate", "memory_limit")
-
-
-_LINGER = "seconds, 0 or more, as in 60.0"
 
 
 @dataclass(frozen=True)
@@ -93,10 +81,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "model": ("initial", "measure", "save", "save_best"),
     "roles": None,  # the model's names
     "strategy": None,  # the options of the class
-    "security": tuple(option.name for option in fields(SecurityOptions)),
-    "seal": tuple(option.name for option in fields(SealOptions)),
-    "mqtt": (*(option.name for option in fields(MqttOptions)), "password_file"),
-    "connection": tuple(option.name for option in fields(ConnectionOptions)),
+    **CONNECTION,
     "callbacks": tuple(option.name for option in fields(CallbackOptions)),
 }
 
@@ -106,7 +91,7 @@ class Config:
     """The configuration of an aggregator."""
 
     path: Path
-    netloc: NetworkLocation
+    options: CommunicatorOptions
     rounds: int
     initial: Callable[[], Any]
     protocol: Protocol = Protocol.TCP
@@ -118,10 +103,6 @@ class Config:
     save_best: Mapping[str, Any] = field(default_factory=dict)  # arguments of fl.SaveBest; empty: none
     stop_early: Mapping[str, Any] = field(default_factory=dict)  # arguments of fl.EarlyStopping; empty: none
     strategy: fl.Strategy = field(default_factory=fl.FedAvg)
-    security: SecurityOptions | None = None
-    seal: SealOptions | None = None
-    mqtt: MqttOptions = field(default_factory=MqttOptions)
-    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     callbacks: CallbackOptions = field(default_factory=CallbackOptions)
 
     @classmethod
@@ -135,7 +116,7 @@ class Config:
         protocol = file.choice("server", "protocol", Protocol.TCP)
         return cls(
             path=file.path,
-            netloc=_netloc(file),
+            options=file.communicator(_netloc(file), protocol),
             rounds=file.whole("server", "rounds", "a whole number, 1 or more", 1),
             initial=_called_with(file, "initial"),
             protocol=protocol,
@@ -147,10 +128,6 @@ class Config:
             save_best=_save_best(file, save),
             stop_early=_stop_early(file),
             strategy=strategy.strategy(file),
-            security=file.security(),
-            seal=file.seal(),
-            mqtt=file.mqtt(protocol),
-            connection=file.options("connection", ConnectionOptions, file.table("connection")),
             callbacks=_callbacks(file),
         )
 
@@ -159,11 +136,8 @@ class Config:
 
         Raises InvalidOption as `load` does, also for certificates; CheckpointError; AddressError.
         """
-        options = CommunicatorOptions(
-            netloc=self.netloc, connection=self.connection, security=self.security, seal=self.seal, mqtt=self.mqtt
-        )
         settings = {
-            **self.arguments(),
+            **self.settings,
             "strategy": self.strategy,
             "protocol": self.protocol,
             "checkpoint": self.checkpoint,
@@ -174,15 +148,9 @@ class Config:
         else:
             make = partial(fl.Server, self.initial_model())
         try:
-            return make(options, **settings)
+            return make(self.options, **settings)
         except (InvalidOption, SecurityError) as error:
             raise InvalidOption(f"{self.path}: {in_file_terms(error)}") from error
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the settings as arguments of fl.Server. Raises InvalidOption."""
-        patience = {name: value for name, value in self.settings.items() if name in _PATIENCE}
-        others = {name: value for name, value in self.settings.items() if name not in _PATIENCE}
-        return {**others, "patience": fl.Patience(**patience)}
 
     def simulated(self) -> Config:
         """Return this configuration with other names for what it writes, so that a service's files stay as they are."""
@@ -191,7 +159,8 @@ class Config:
         best = dict(self.save_best)
         if best:
             best["path"] = _simulated(best["path"])
-        settings = {**self.settings, "void_pause": 0.0}  # nothing would change in a pause
+        patience = replace(self.settings.get("patience", fl.Patience()), void_pause=0.0)  # nothing would change in it
+        settings = {**self.settings, "patience": patience}
         return replace(self, settings=settings, save=_simulated(self.save), save_best=best, callbacks=callbacks)
 
     def initial_model(self) -> Mapping[str, Any]:
@@ -223,16 +192,9 @@ def _simulated(path: Path | None) -> Path | None:
 def load_connection(path: str | Path) -> tuple[CommunicatorOptions, Protocol]:
     """Read the tables that concern the connection, for a server that is not fl.Server. Raises InvalidOption."""
     file = File(Path(path), "the server's TOML file")
-    file.check_names({**{name: KEYS[name] for name in ("security", "seal", "mqtt", "connection")}, "server": _ADDRESS})
+    file.check_names({**CONNECTION, "server": ("host", "port", "protocol")})
     protocol = file.choice("server", "protocol", Protocol.TCP)
-    options = CommunicatorOptions(
-        netloc=_netloc(file),
-        connection=file.options("connection", ConnectionOptions, file.table("connection")),
-        security=file.security(),
-        seal=file.seal(),
-        mqtt=file.mqtt(protocol),
-    )
-    return options, protocol
+    return file.communicator(_netloc(file), protocol), protocol
 
 
 def _netloc(file: File) -> NetworkLocation:
@@ -301,28 +263,27 @@ def _try(key: str, file: File, kind: Callable[..., object], arguments: Mapping[s
 
 
 def _linger(file: File) -> float:
-    if "linger" not in file.table("server"):
-        return Config.linger
-    seconds = file.seconds("server", "linger", _LINGER)
-    file.check("server.linger", seconds, is_number(seconds, 0), _LINGER)
+    seconds: float = file.table("server").get("linger", Config.linger)
+    right = type(seconds) in (int, float) and seconds >= 0
+    file.check("server.linger", seconds, right, "seconds, 0 or more, as in 60.0")
     return seconds
 
 
 def _settings(file: File) -> dict[str, Any]:
     """Return arguments of fl.Server that are passed on unchanged. It checks their ranges itself."""
     readers: dict[str, Callable[[str, str], Any]] = {
-        "min_clients": partial(file.whole, expected="a whole number"),
-        "wait": partial(file.whole, expected="a whole number"),
+        **dict.fromkeys(_COUNTS, partial(file.whole, expected="a whole number")),
         "deadline": partial(_seconds_by_round, file),
         "close_early": file.boolean,
-        "suspend_after": partial(file.whole, expected="a whole number"),
-        "void_rounds": partial(file.whole, expected="a whole number"),
         "void_pause": partial(file.seconds, expected="seconds, as in 1.0"),
         "grace": partial(file.seconds, expected="seconds, as in 10.0"),
         "evaluate": partial(_evaluate, file),
         "memory_limit": partial(file.whole, expected="a whole number of bytes"),
     }
     settings = {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
+    patience = {key: settings.pop(key) for key in _PATIENCE if key in settings}
+    if patience:
+        settings["patience"] = file.options("server", fl.Patience, patience)
     return {**settings, **_roles(file)}
 
 

@@ -23,22 +23,18 @@ from netq.cli.terminal import Formatter, sentence
 from netq.errors import InvalidOption, NetqError, SecurityError
 from netq.exchange import Exchange, Permission
 from netq.io.interrupts import outside_steps
-from netq.options import CommunicatorOptions, ConnectionOptions, MqttOptions, NetworkLocation, Protocol
+from netq.options import NetworkLocation, Protocol
 from netq.text import format_netloc
-from netq.toml_file import File, in_file_terms
+from netq.toml_file import CONNECTION, File, in_file_terms
 
 log = logging.getLogger("netq")
 
 _CLOSE = 10.0  # seconds for what is on its way
-_SECURITY = ("key", "certificate", "authority", "revoked")
 _KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "exchange": ("jobs", "job_memory", "tries", "calls", "names", "answers", "keep", "grace"),
     "allow": None,
-    "security": (*_SECURITY, "post_quantum"),
-    "seal": _SECURITY,
-    "mqtt": (*(option.name for option in fields(MqttOptions)), "password_file"),
-    "connection": tuple(option.name for option in fields(ConnectionOptions)),
+    **CONNECTION,
 }
 _PERMISSION = tuple(option.name for option in fields(Permission))
 
@@ -85,13 +81,7 @@ def _exchange(path: Path | None) -> Exchange:
         netloc = netloc._replace(host=file.text("server", "host", 'an address, as in "0.0.0.0"'))
     if "port" in file.table("server"):
         netloc = netloc._replace(port=file.whole("server", "port", "a whole number from 0 to 65535", 0, 65535))
-    options = CommunicatorOptions(
-        netloc=netloc,
-        security=file.security(),
-        seal=file.seal(),
-        mqtt=file.mqtt(protocol),
-        connection=file.options("connection", ConnectionOptions, file.table("connection")),
-    )
+    options = file.communicator(netloc, protocol)
     permissions = None
     if "allow" in file.tables:
         permissions = [_permission(file, name, table) for name, table in file.table("allow").items()]
