@@ -12,17 +12,14 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from netq.cli.terminal import Formatter, sentence
+from netq.cli.terminal import fail, log_to_stderr, stop
 from netq.errors import InvalidOption, NetqError, SecurityError
 from netq.exchange import Exchange, Permission
-from netq.io.interrupts import outside_steps
 from netq.options import NetworkLocation, Protocol
 from netq.text import format_netloc
 from netq.toml_file import CONNECTION, File, in_file_terms
@@ -42,16 +39,14 @@ _PERMISSION = tuple(option.name for option in fields(Permission))
 def main(arguments: Sequence[str]) -> int:
     """Run an exchange; return 0, 1 if it cannot run here, or 2 for a wrong file."""
     options = _parser().parse_args(arguments)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Formatter(in_file_terms))
-    logging.basicConfig(handlers=[handler], level=logging.INFO)
-    signal.signal(signal.SIGTERM, outside_steps(_stop))
+    log_to_stderr(logging.INFO, in_file_terms)
+    signal.signal(signal.SIGTERM, stop)
     try:
         exchange = _exchange(None if options.config is None else Path(options.config))
     except InvalidOption as error:
-        return _fail(error, 2)
+        return fail("netq exchange", error, 2)
     except (NetqError, ImportError) as error:
-        return _fail(error, 1)
+        return fail("netq exchange", error, 1)
     try:
         log.info("an exchange waits for clients at %s", format_netloc(*exchange.netloc))
         exchange.wait()
@@ -106,13 +101,3 @@ def _permission(file: File, name: str, table: object) -> Permission:
     if "clients" not in table:
         raise file.wrong(f'allow.{name}.clients: missing; expected a list of ids, or ["*"]')
     return file.options(f"allow.{name}", Permission, table)
-
-
-@outside_steps
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
-
-
-def _fail(error: Exception, status: int) -> int:
-    print(f"netq exchange: {sentence(error)}", file=sys.stderr)
-    return status
