@@ -6,6 +6,7 @@ all of it. Both make the other messages from here, whose constructors check ever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -174,10 +175,6 @@ def values(message: Any) -> dict[str, Any]:
     return {"type": type(message).__name__, **found}
 
 
-def _load(stream: Stream) -> Task | Permit | End | Final:
-    return read(_PLAIN.load(stream), stream)
-
-
 def read(found: Any, stream: Stream) -> Task | Permit | End | Final:
     """Make the envelope of a message with these values. Raises Unreadable."""
     kind = found.get("type") if type(found) is dict else None
@@ -219,4 +216,23 @@ def check_number(name: str, value: object) -> None:
 _PLAIN = JsonSerializer()
 
 # What arrives is a Task, a Permit, an End or a Final. What is put is one of the other messages, or a message's bytes.
-ENVELOPES = SerializationOptions(load=_load, dump=_dump)
+ENVELOPES = SerializationOptions(load=lambda stream: read(_PLAIN.load(stream), stream), dump=_dump)
+
+
+def with_values(
+    load: Callable[[Stream], Any], envelopes: SerializationOptions, read: Callable[[Any, Stream], Any]
+) -> SerializationOptions:
+    """Return the serialisation of envelopes that have their `values`, so that these are parsed once.
+
+    load: returns all values of a message, with its arrays. read: makes the envelope of a message with these values.
+    """
+
+    def load_envelope(stream: Stream) -> Any:
+        try:
+            found = load(stream)
+        except Unreadable:  # of the arrays, perhaps: then the server gets the reason as the reply to this task
+            return envelopes.load(stream)
+        message = read(found, stream)
+        return message._replace(values=found) if hasattr(message, "values") else message
+
+    return SerializationOptions(load=load_envelope, dump=envelopes.dump)

@@ -107,11 +107,6 @@ class Files(NamedTuple):
         return f"the app {self.version}"
 
 
-def load(stream: Stream) -> Ask | Files | End:
-    """Return the envelope of a grid's message. Raises Unreadable."""
-    return read(_PLAIN.load(stream), stream)
-
-
 def read(found: Any, stream: Stream) -> Ask | Files | End:
     """Make the envelope of a message with these values. Raises Unreadable."""
     match found:
@@ -145,4 +140,4 @@ def _dump(message: Any) -> Stream:
 _PLAIN = JsonSerializer()
 
 # What arrives is an Ask, Files or an End. What is put is a Failure, Fetch, OtherApp or Leave, or a message's bytes.
-ENVELOPES = SerializationOptions(load=load, dump=_dump)
+ENVELOPES = SerializationOptions(load=lambda stream: read(_PLAIN.load(stream), stream), dump=_dump)

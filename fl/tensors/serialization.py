@@ -75,7 +75,7 @@ def messages(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> JsonSerializer
 
     text, buffers: of a message that is loaded, at most; the text in bytes.
     """
-    return JsonSerializer(_dump_plain, load, text, buffers)
+    return JsonSerializer(dump_plain, load, text, buffers)
 
 
 def dump(obj: Any) -> Any | None:
@@ -170,7 +170,8 @@ def _dump_scalar(scalar: np.generic) -> Any | None:
     return "scalar", name, scalar.tobytes()
 
 
-def _dump_plain(obj: Any) -> Any | None:
+def dump_plain(obj: Any) -> Any | None:
+    """Do as `dump`, but return the number of a numpy scalar."""
     return _number(obj) if isinstance(obj, np.generic) else dump(obj)
 
 
