@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from fl.flower.record_codec import arrays as arrays
     from fl.flower.replies import Streamed as Streamed
     from fl.flower.runner import run as run
+    from fl.flower.runner import simulate as simulate
     from fl.flower.signed_app import ReceivedApps as ReceivedApps
     from fl.flower.signed_app import SignedApp as SignedApp
-    from fl.flower.simulation import simulate as simulate
 
 # Of the public names. They are imported when they are first used: what moves messages needs neither Flower nor numpy.
 _MODULES = {
@@ -43,9 +43,8 @@ _MODULES = {
     "fl.flower.node": ("Node",),
     "fl.flower.record_codec": ("Array", "arrays"),
     "fl.flower.replies": ("Streamed",),
-    "fl.flower.runner": ("run",),
+    "fl.flower.runner": ("run", "simulate"),
     "fl.flower.signed_app": ("ReceivedApps", "SignedApp"),
-    "fl.flower.simulation": ("simulate",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = list(_MODULE_OF)

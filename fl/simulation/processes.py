@@ -1,6 +1,6 @@
 """Starts the worker processes of a simulation, collects their errors, and ends them.
 
-Called by fl/simulation/simulate.py and fl/flower/simulation.py; the code that runs in a worker is
+Called by fl/simulation/simulate.py and fl/flower/runner.py; the code that runs in a worker is
 fl/simulation/worker.py. Knows nothing of rounds.
 docs/explanation/design.md, "Libraries taken and not taken", says why this is not multiprocessing.Process.
 """

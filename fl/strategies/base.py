@@ -87,7 +87,7 @@ class Strategy(abc.ABC):
         check_where(where, f"{type(self).__name__}.where")
         self._where = where
         self.properties: Mapping[uuid.UUID, Properties] = {}
-        self._seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
+        self.seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
         bounded = max_examples in (None, "equal") or is_whole(max_examples, 1)
         expect(bounded, f"{type(self).__name__}.max_examples", max_examples, "a whole number of 1 or more, or 'equal'")
         self._max_examples = 1 if isinstance(max_examples, str) else max_examples
@@ -105,7 +105,7 @@ class Strategy(abc.ABC):
                 log.warning("round %d: no client has the properties that are wanted: %s", number, self._where)
                 return []
         count = math.ceil(self.enough(len(clients)) * (1 + self._oversample))
-        return random.Random(f"{self._seed} {number}").sample(sorted(clients), min(count, len(clients)))
+        return random.Random(f"{self.seed} {number}").sample(sorted(clients), min(count, len(clients)))
 
     def _is_wanted(self, client: uuid.UUID) -> bool:
         properties = self.properties.get(client, {})
@@ -123,11 +123,6 @@ class Strategy(abc.ABC):
     def config(self, number: int) -> Mapping[str, Any]:
         """Return the config that the clients get with the model in round `number`."""
         return self._config
-
-    @property
-    def seed(self) -> int:
-        """The seed of the selection."""
-        return self._seed
 
     def examples(self, claimed: int) -> int:
         """Return the number of examples by which an answer counts, of the number that its client claims."""
