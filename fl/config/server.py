@@ -1,29 +1,8 @@
 """The TOML file of an aggregator: its tables and keys, and the objects that they describe.
 
 netq/toml_file.py reads the values. Called by fl/__main__.py and by scripts. Loading opens no connection and starts
-nothing; it imports the modules that the file names. Paths are relative to the folder of the file.
-docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of [server].
-
-[server]      host, port         the address to listen on; with "mqtt", the broker's. Required
-              rounds             number of rounds, those of a resumed checkpoint included. Required
-              stop_early         options of fl.EarlyStopping, as in { metric = "accuracy", patience = 10 }
-              linger             seconds for which a server whose rounds are all done tells late clients so; default 60
-              protocol, min_clients, wait, deadline, close_early, suspend_after, void_rounds, void_pause, grace,
-              evaluate, memory_limit, checkpoint
-[model]       initial            "module:function" that returns the first model. Required
-              measure            "module:function" that is called with each new model and returns metrics by name
-              save               path of the last model, an .npz or .safetensors file
-              save_best          a metric, or options of fl.SaveBest, as in { metric = "…", of = "median" }: the model
-                                 of its best round is in the file of `save` with "-best" in its name
-[roles]       "name or pattern"  a role of fl/tensors/roles.py, as in "head.*" = "local"
-[strategy]    name               a strategy of fl, or "module:Class"; default "FedAvg". Other keys are the options of
-                                 that class: see fl/config/strategy.py
-[security]    key, certificate, authority, revoked, post_quantum: see SecurityOptions; all but the last are paths. The
-                                 table turns TLS on
-[seal]        key, certificate, authority, revoked: see SealOptions; all are paths. The table turns sealing on
-[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
-[connection]  any field of netq.ConnectionOptions
-[callbacks]   progress, json, tensorboard, prometheus, mlflow: see CallbackOptions
+nothing; it imports the modules that the file names. Paths are relative to the folder of the file. `KEYS` has the
+tables, and docs/how-to/aggregator.md what they mean; fl.Server and the classes of the options document most keys.
 """
 
 from __future__ import annotations
