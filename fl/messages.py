@@ -73,14 +73,6 @@ class Update:
         """Bytes of its arrays and tensors."""
         return nbytes(self.model) + nbytes(self.extra) + 8 * metrics.elements(self.metrics)
 
-    def with_model(self, model: Mapping[str, Any]) -> Update:
-        """Return this update with another model. The other fields are not checked again."""
-        return _with(self, "model", model)
-
-    def with_examples(self, number: int) -> Update:
-        """Return this update with another number of examples."""
-        return _with(self, "num_examples", number)
-
     def __post_init__(self) -> None:
         for name in ("model", "extra"):
             value = getattr(self, name)
@@ -100,10 +92,6 @@ class Report:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
         object.__setattr__(self, "metrics", metrics.checked(self.metrics))
-
-    def with_examples(self, number: int) -> Report:
-        """Return this report with another number of examples."""
-        return _with(self, "num_examples", number)
 
 
 @dataclass(eq=False)
@@ -286,10 +274,11 @@ def counted(content: Content) -> Content:
     return content if isinstance(content, Skip) or content.num_examples else Skip("it has no examples")
 
 
-def _with(content: Measured, name: str, value: object) -> Measured:
-    other = copy(content)
-    object.__setattr__(other, name, value)
-    return other
+def with_fields(content: Measured, **others: object) -> Measured:
+    """Return an Update or Report with other values of some fields. None is checked again."""
+    found = copy(content)
+    vars(found).update(others)
+    return found
 
 
 def _check_roles(roles: object) -> None:

@@ -15,7 +15,7 @@ from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.envelope import Finished
 from fl.envelope import Task as Envelope
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, build, counted
+from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, build, counted, with_fields
 from fl.tensors.blocks import Scratch, check_finite, sources
 from fl.tensors.model import copied, difference
 from fl.tensors.roles import SENT, Roles, equal, of_role
@@ -104,7 +104,7 @@ class Trainer:
                 if packs:
                     trained = of_role(model, task.roles, "trained")
                     model |= self._packing.pack(task, trained, start, seconds, rate)
-                content = content.with_model(model)
+                content = with_fields(content, model=model)
             if purpose == "train":
                 self.state, self.local = state, local
         except Exception as error:  # of the user's function: the server gets it as the reply

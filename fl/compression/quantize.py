@@ -87,9 +87,8 @@ def _decoded(code: NDArray[np.uint8], coding: str, scales: NDArray[np.float32], 
     with np.errstate(over="ignore", invalid="ignore"):
         if coding in _SCALED:
             values *= _spread(scales, size)
-        finite = (
-            math.isfinite(np.dot(values, values)) or np.isfinite(values).all()
-        )  # the dot product is faster, but may overflow
+        # The dot product is faster, but may overflow.
+        finite = math.isfinite(np.dot(values, values)) or np.isfinite(values).all()
     if not finite:
         raise InvalidUpdate("its values are NaN or infinite; expected finite ones")
     return values
@@ -111,9 +110,8 @@ def _scales(block: NDArray[np.float32], coding: str) -> NDArray[np.float32]:
     if coding in _LEVELS:
         scales = largest * np.float32(_SPARE / _LEVELS[coding])
     else:
-        scales = np.ldexp(
-            np.float32(1), np.frexp(largest)[1] - 15
-        )  # scaled magnitudes up to 2**15, half of float16's range
+        # Scaled magnitudes are up to 2**15, half of float16's range.
+        scales = np.ldexp(np.float32(1), np.frexp(largest)[1] - 15)
     scales[largest < _MIN_MAGNITUDE] = 0
     return scales
 

@@ -183,9 +183,8 @@ def _fork(share: Share, calls: Calls, theirs: Connection, ours: Sequence[Connect
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # otherwise both processes write what is buffered
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of Python 3.12, about threads: see docs/how-to/simulation.md
+        # Of Python 3.12, about threads: see docs/how-to/simulation.md.
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid != 0:
         return pid

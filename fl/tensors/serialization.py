@@ -16,11 +16,13 @@ tensors share memory again when they arrive. Not sent: a tensor's `grad`, its ho
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT, JsonSerializer
 from fl.tensors.storage import STORAGE, Storage
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
+from netq.utils import data_pickle
 from netq.utils.stream import PickleSerializer
 from netq.validate import is_whole
 
@@ -68,6 +71,22 @@ def serialization(*allow: str) -> SerializationOptions:
 def own_file() -> PickleSerializer:
     """Return the serialiser of a file that this program reads again: as `serialization`, for any number of tensors."""
     return PickleSerializer(PickleSerializer.allow_by_name(STORAGE), dump, load, bounded=False)
+
+
+def unserializable(values: Mapping[str, Any]) -> str:
+    """Return an error message for the first value that `own_file` cannot dump and load again, or an empty string.
+
+    Python's own constants and containers, arrays and tensors can be serialised. Objects that pickle stores by the name
+    of a class or function cannot: loading takes no names. It has limits, too (netq/utils/data_pickle.py).
+    """
+    for name, value in values.items():
+        try:
+            pickled = io.BytesIO()
+            _Checker(pickled, 5).dump(value)
+            data_pickle.load(pickled.getvalue(), (), _refuse, lambda identifier: None, bounded=False)
+        except Exception as error:  # pickling a user's value may raise anything
+            return f"{name!r}: {error}; expected plain values: numbers, texts, lists, dicts, arrays, tensors"
+    return ""
 
 
 def messages(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> JsonSerializer:
@@ -325,3 +344,21 @@ def _torch() -> Any | None:
     import torch
 
     return torch
+
+
+# What a file can hold
+
+
+def _refuse(module: str, name: str) -> Any:
+    raise TypeError(f"has a {module}.{name} in it")
+
+
+class _Checker(pickle.Pickler):
+    """Visits a value as pickling does, without writing the data of arrays."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        return None if dump(obj) is None else True
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        raise TypeError(f"has a {kind.__module__}.{kind.__qualname__} in it")

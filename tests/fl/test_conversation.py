@@ -67,7 +67,7 @@ def begun_task(queue: Queue, conversation: Conversation) -> Task:
     """Give the client its first task, and return it."""
     queue.waiting = [task()]
     first = conversation.next_task()
-    assert first is not None
+    assert isinstance(first, Task)
     return first
 
 

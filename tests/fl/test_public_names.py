@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -42,12 +41,6 @@ def test_dotted_names_of_the_pages_need_no_import_but_that_of_fl() -> None:
     assert "callbacks.jsonl.read" in names
     script = f"import operator, fl; [operator.attrgetter(name)(fl) for name in {names}]"
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-@pytest.mark.parametrize("module", [fl, fl.callbacks])
-def test_another_module_is_refused(module: ModuleType) -> None:
-    with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'callback'"):
-        module.callback  # noqa: B018
 
 
 def test_another_name_is_refused() -> None:
