@@ -2,11 +2,10 @@
 
 Owns the identifiers of arrays and tensors: `dump` and `load`. fl's own messages have them in JSON (fl/tensors/
 json_format.py). A communicator of a user takes its options from `serialization`: pickles with these as persistent
-identifiers, in which the one global is `STORAGE` (fl/tensors/storage.py).
+identifiers, in which the globals are `STORAGE` (fl/tensors/storage.py) and netq's form of numpy scalars.
 Never imports torch: in a program that has not imported it, torch tensors arrive as numpy arrays.
 
     ("numpy" | "torch" | "parameter", Storage, dtype, shape, strides, requires_grad)
-    ("scalar", dtype, bytes)
 
 `dtype` is numpy's ("<f4") for numpy and torch's ("bfloat16", little-endian) for torch. `strides` are in elements, None
 for C order. Memory is not copied if the elements fill it without gaps, in any order of dimensions; other layouts are
@@ -51,6 +50,7 @@ _TORCH: dict[str, np.dtype[Any] | None] = {
     **{name: np.dtype(name).newbyteorder("<") for name in _IN_BOTH},
     **dict.fromkeys(TORCH_ONLY),
 }
+_SCALAR = "numpy.generic"  # netq has a form for scalars
 _BOOLS = ("|b1", "bool")
 _KINDS = ("numpy", "torch", "parameter")
 _MAX_SIZE = 2**62  # elements of a dimension, or of a stride
@@ -64,13 +64,13 @@ def serialization(*allow: str) -> SerializationOptions:
     `allow` is as for `PickleSerializer.allow_by_name`. The state_dict of a torch module is a
     "collections.OrderedDict"; `dict(module.state_dict())` needs no name.
     """
-    serializer = PickleSerializer(PickleSerializer.allow_by_name(STORAGE, *allow), dump, load)
+    serializer = PickleSerializer(PickleSerializer.allow_by_name(STORAGE, _SCALAR, *allow), dump, load)
     return SerializationOptions(load=serializer.load, dump=serializer.dump)
 
 
 def own_file() -> PickleSerializer:
     """Return the serialiser of a file that this program reads again: as `serialization`, for any number of tensors."""
-    return PickleSerializer(PickleSerializer.allow_by_name(STORAGE), dump, load, bounded=False)
+    return PickleSerializer(PickleSerializer.allow_by_name(STORAGE, _SCALAR), dump, load, bounded=False)
 
 
 def unserializable(values: Mapping[str, Any]) -> str:
@@ -98,7 +98,7 @@ def messages(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> JsonSerializer
 
 
 def dump(obj: Any) -> Any | None:
-    """Return the persistent identifier of an array, numpy scalar or tensor; None for any other object.
+    """Return the persistent identifier of an array or tensor; None for any other object.
 
     Ordinary pickling, with its allow-list, also decides on object and structured arrays, subclasses, and tensors that
     are sparse, quantised, nested or without memory.
@@ -108,8 +108,6 @@ def dump(obj: Any) -> Any | None:
         return None
     if kind is np.ndarray:
         return _dump_numpy(obj)
-    if isinstance(obj, np.generic):
-        return _dump_scalar(obj)
     torch = _torch()
     if torch is None or kind not in (torch.Tensor, torch.nn.Parameter):
         return None
@@ -122,9 +120,7 @@ def load(pid: Any) -> Any:
     The identifier comes from a peer, so every field is checked, and no memory is allocated by its claims. Raises
     Unreadable, which names the wrong field.
     """
-    if type(pid) is tuple and len(pid) == 3 and pid[0] == "scalar":
-        return _load_scalar(*pid[1:])
-    expect(type(pid) is tuple and len(pid) == 6, "a persistent identifier", "six fields, or three for a scalar")
+    expect(type(pid) is tuple and len(pid) == 6, "a persistent identifier", "six fields")
     kind, storage, name, shape, strides, requires_grad = pid
     expect(type(kind) is str and kind in _KINDS, "the kind of a tensor", f"one of {', '.join(_KINDS)}")
     expect(type(storage) is Storage, "the memory of a tensor", "a Storage")
@@ -180,13 +176,6 @@ def _dump_numpy(array: NDArray[Any]) -> Any | None:
             array = array.copy(order="C")
     address = array.__array_interface__["data"][0]
     return "numpy", _storage("cpu", address, array.nbytes, array), name, array.shape, strides, False
-
-
-def _dump_scalar(scalar: np.generic) -> Any | None:
-    name = scalar.dtype.str
-    if name not in _NUMPY or type(scalar) is not scalar.dtype.type:
-        return None
-    return "scalar", name, scalar.tobytes()
 
 
 def dump_plain(obj: Any) -> Any | None:
@@ -295,15 +284,6 @@ def _torch_view(torch: Any, storage: Storage, dtype: Any, shape: tuple[int, ...]
     return tensor.set_(storage.torch_storage, 0, *layout)
 
 
-def _load_scalar(name: Any, value: Any) -> np.generic:
-    expect(type(name) is str and name in _NUMPY, "the dtype of a scalar", f"one of {', '.join(_NUMPY)}")
-    dtype = _NUMPY[name]
-    expect(type(value) is bytes and len(value) == dtype.itemsize, f"a scalar {name}", f"{dtype.itemsize} bytes")
-    _check_bools(name, value)
-    scalar: np.generic = np.frombuffer(value, dtype)[0]
-    return scalar
-
-
 def _numpy_dtype(kind: str, name: str) -> np.dtype[Any]:
     known = _NUMPY if kind == "numpy" else _TORCH
     expect(name in known, f"the dtype of a {kind} tensor", f"one of {', '.join(known)}")
@@ -357,7 +337,8 @@ class _Checker(pickle.Pickler):
     """Visits a value as pickling does, without writing the data of arrays."""
 
     def persistent_id(self, obj: Any) -> Any:
-        return None if dump(obj) is None else True
+        is_scalar = isinstance(obj, np.generic) and obj.dtype.str in _NUMPY
+        return True if is_scalar or dump(obj) is not None else None
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
