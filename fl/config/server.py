@@ -206,39 +206,35 @@ def _save(file: File) -> Path | None:
 
 
 def _save_best(file: File, save: Path | None) -> dict[str, Any]:
-    """Return the arguments of fl.SaveBest, after a trial; empty without the key."""
-    value = file.table("model").get("save_best")
-    if value is None:
-        return {}
-    if save is None:
+    if save is None and "save_best" in file.table("model"):
         raise file.wrong("model.save_best: needs model.save, next to which the best model is written; set it")
-    options = {"metric": value} if isinstance(value, str) else value
     expected = 'a metric, as in "server_accuracy", or { metric = "server_distance", lowest = true }'
-    right = isinstance(options, dict) and "metric" in options and set(options) <= {"metric", "lowest", "of", "source"}
-    file.check("model.save_best", value, right, expected)
-    arguments = {"path": save.with_name(f"{save.stem}-best{save.suffix}"), **options}
-    _try("model.save_best", file, SaveBest, arguments)
-    return arguments
+    path = None if save is None else save.with_name(f"{save.stem}-best{save.suffix}")
+    return _watched(file, "model", "save_best", SaveBest, expected, path=path)
 
 
 def _stop_early(file: File) -> dict[str, Any]:
-    """Return the arguments of fl.EarlyStopping, after a trial; empty without the key."""
-    value = file.table("server").get("stop_early")
+    known = "metric, patience, min_delta, lowest, of, source"
+    expected = f'a table of {known}, as in {{ metric = "server_accuracy", patience = 10 }}'
+    return _watched(file, "server", "stop_early", EarlyStopping, expected)
+
+
+def _watched(
+    file: File, table: str, key: str, kind: Callable[..., object], expected: str, **more: object
+) -> dict[str, Any]:
+    """Return the arguments of a callback that watches a metric, after a trial; empty without the key."""
+    value = file.table(table).get(key)
     if value is None:
         return {}
-    known = ("metric", "patience", "min_delta", "lowest", "of", "source")
-    right = isinstance(value, dict) and "metric" in value and set(value) <= set(known)
-    expected = f'a table of {", ".join(known)}, as in {{ metric = "server_accuracy", patience = 10 }}'
-    file.check("server.stop_early", value, right, expected)
-    _try("server.stop_early", file, EarlyStopping, value)
-    return dict(value)
-
-
-def _try(key: str, file: File, kind: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+    options = {"metric": value} if isinstance(value, str) and more else value
+    known = inspect.signature(kind).parameters.keys() - more.keys()
+    right = isinstance(options, dict) and "metric" in options and options.keys() <= known
+    file.check(f"{table}.{key}", value, right, expected)
     try:
-        kind(**arguments)
+        kind(**more, **options)
     except InvalidOption as error:
-        raise file.wrong(f"{key}: {str(error).partition('.')[2]}") from None
+        raise file.wrong(f"{table}.{key}: {str(error).partition('.')[2]}") from None
+    return {**more, **options}
 
 
 def _linger(file: File) -> float:
@@ -297,34 +293,27 @@ def _evaluate(file: File, table: str, key: str) -> Any:
 
 
 def _callbacks(file: File) -> CallbackOptions:
-    table = file.table("callbacks")
-    progress = "progress" in table and file.boolean("callbacks", "progress")
-    tensorboard = file.output("callbacks", "tensorboard", folder=True)
-    of_clients = "client_metrics" in table and file.boolean("callbacks", "client_metrics")
-    return CallbackOptions(
-        progress=progress,
-        json=file.output("callbacks", "json"),
-        client_metrics=of_clients,
-        tensorboard=tensorboard,
-        prometheus=_prometheus(file),
-        mlflow=_mlflow(file),
-    )
+    readers: dict[str, Callable[[str, str], Any]] = {
+        "progress": file.boolean,
+        "json": file.output,
+        "client_metrics": file.boolean,
+        "tensorboard": partial(file.output, folder=True),
+        "prometheus": partial(_prometheus, file),
+        "mlflow": partial(_mlflow, file),
+    }
+    return CallbackOptions(**{key: readers[key]("callbacks", key) for key in file.table("callbacks")})
 
 
-def _prometheus(file: File) -> tuple[str, int] | None:
-    value = file.table("callbacks").get("prometheus")
-    if value is None:
-        return None
+def _prometheus(file: File, table: str, key: str) -> tuple[str, int]:
+    value = file.table(table)[key]
     host, _, port = f"127.0.0.1:{value}".rpartition(":") if type(value) is int else str(value).rpartition(":")
     right = host != "" and port.isascii() and port.isdigit() and int(port) <= 65535
-    file.check("callbacks.prometheus", value, right, 'a port, as in 9100, or "host:port", as in "0.0.0.0:9100"')
+    file.check(f"{table}.{key}", value, right, 'a port, as in 9100, or "host:port", as in "0.0.0.0:9100"')
     return host, int(port)
 
 
-def _mlflow(file: File) -> str | None:
-    uri = file.table("callbacks").get("mlflow")
-    if uri is None:
-        return None
+def _mlflow(file: File, table: str, key: str) -> str:
+    uri = file.table(table)[key]
     right = isinstance(uri, str) and re.fullmatch(r"https?://[^/\s]\S*", uri) is not None
-    file.check("callbacks.mlflow", uri, right, 'the address of an MLflow server, as in "http://localhost:5000"')
+    file.check(f"{table}.{key}", uri, right, 'the address of an MLflow server, as in "http://localhost:5000"')
     return str(uri)
