@@ -246,10 +246,8 @@ def _name(file: File, key: str) -> str | None:
 
 
 def _properties(file: File) -> dict[str, Any]:
-    try:
+    with file.named():
         return checked(file.table("client").get("properties", {}), "client.properties")
-    except InvalidOption as error:
-        raise file.wrong(str(error)) from None
 
 
 def _hook(file: File) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ import re
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -265,10 +266,8 @@ class File:
         where, name = f"{table}.{key}", self.table(table).get(key)
         if name is None:
             self.check(where, name, False, f'"module:function", as in "{example}"')
-        try:
+        with self.named():
             return function(where, name, example)
-        except InvalidOption as error:
-            raise self.wrong(str(error)) from error.__cause__
 
     def _read(self, table: str, key: str, is_right: Callable[[Any], bool], expected: str) -> Any:
         value = self.table(table).get(key)
@@ -282,6 +281,14 @@ class File:
         if not right:
             shown = "missing" if value is None else printable(repr(value), _LONGEST_VALUE)
             raise self.wrong(f"{where}: {shown}; expected {expected}", kind)
+
+    @contextmanager
+    def named(self, where: str = "") -> Iterator[None]:
+        """Raise an InvalidOption of the `with` block again as of this file. `where`: stands before its text."""
+        try:
+            yield
+        except InvalidOption as error:
+            raise self.wrong(f"{where}{in_file_terms(error)}") from error.__cause__
 
     def wrong(self, what: str, kind: type[InvalidOption] = InvalidOption) -> InvalidOption:
         """Return the InvalidOption that names this file, or where else a value came from, and what is wrong."""

@@ -198,10 +198,8 @@ def _called_with(file: File, key: str, *arguments: str) -> Callable[..., Any]:
 def _save(file: File) -> Path | None:
     path = file.output("model", "save", suffix=".new")
     if path is not None:
-        try:
+        with file.named():
             check_name(path, "model.save")
-        except InvalidOption as error:
-            raise file.wrong(str(error)) from None
     return path
 
 
@@ -266,10 +264,8 @@ def _seconds_by_round(file: File, table: str, key: str) -> Any:
     value = file.table(table)[key]
     if not isinstance(value, dict):
         return file.seconds(table, key, 'seconds, as in 600.0, or { schedule = "step", start = 600.0, … }')
-    try:
+    with file.named(f"{table}.{key}: "):
         return from_table(value)
-    except InvalidOption as error:
-        raise file.wrong(f"{table}.{key}: {error}") from None
 
 
 def _roles(file: File) -> dict[str, Any]:
@@ -285,10 +281,8 @@ def _evaluate(file: File, table: str, key: str) -> Any:
     value = file.table(table)[key]
     expected = "true, false, or a table, as in { fraction = 0.2, every = 5 }"
     file.check(f"{table}.{key}", value, isinstance(value, bool | dict), expected)
-    try:
+    with file.named():
         checked_evaluation(value)
-    except InvalidOption as error:
-        raise file.wrong(in_file_terms(error)) from None
     return value
 
 

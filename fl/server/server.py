@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import netq
@@ -267,13 +266,11 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """End the federation. After an error, only drop the links: the clients then wait for the next server."""
         timeout = 0.0
         try:
-            if error is None:
+            if kind is None:
                 self._hand_out()
                 timeout = 10.0
         finally:  # also after a Ctrl-C of somebody who does not want to wait for a slow client

@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Any, Self
 
 import netq
@@ -85,21 +84,19 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Wait shortly for the processes after the last round, then end all of them.
 
         Raises SimulationError for an error that arrived too late to close the server, as one in the last round may.
         """
-        if self._receiver is not None and error is None:
+        if self._receiver is not None and kind is None:
             self._receiver.join(_EXIT_TIMEOUT)
         self._end()
         if self._receiver is not None:
             self._receiver.join()  # the processes have ended, so their pipes are at the end
         for worker in self._workers:
             worker.pipe.close()
-        if error is None and self._error is not None:
+        if kind is None and self._error is not None:
             raise SimulationError(str(self._error))
 
     def start(self, how: str) -> None:
