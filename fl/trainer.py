@@ -207,7 +207,8 @@ class _Packing:
         compression = self._compression(task)
         if isinstance(compression, str):
             compression = choose(nbytes(start), sum(spec.size for spec in specs_of(start).values()), seconds, rate)
-            log.info("round %d: %s", task.job.round, _why(compression, rate))
+            link = "the link is not measured yet" if rate is None else f"the link takes {rate / 1000:.1f} kB a second"
+            log.info("round %d: %s; compression %s", task.job.round, link, compression)
         elif compression == Compression():
             return difference(model, start)
         if self._run != task.job.run:
@@ -225,8 +226,3 @@ class _Packing:
             residuals = self._compressor.residuals
             self._compressor = Compressor(compression, self.seed)
             self._compressor.residuals.update(residuals)
-
-
-def _why(compression: Compression, rate: float | None) -> str:
-    link = "the link is not measured yet" if rate is None else f"the link takes {rate / 1000:.1f} kB a second"
-    return f"{link}; compression {compression}"

@@ -234,7 +234,8 @@ class Server:
         """Wait until `count` clients are connected, and return all that are. Raises TimeoutError, Closed."""
 
         def connected() -> tuple[uuid.UUID, ...]:
-            self._check_open()
+            if self._closed.is_set():
+                raise netq.Closed(self._members.queue.id, "this server is closed")
             return self.clients
 
         members = self._members
@@ -525,10 +526,6 @@ class Server:
             "config": details.plain(self._client_config(self.number + 1)),
             "versions": details.versions(),
         }
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise netq.Closed(self._members.queue.id, "this server is closed")
 
     def _traffic(self, begin: float, before: _Figures) -> tuple[int, int]:
         """Return the message bytes received and sent since `begin`, when the figures were `before`."""

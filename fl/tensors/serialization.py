@@ -171,7 +171,8 @@ def _dump_numpy(array: NDArray[Any]) -> Any | None:
         return None
     strides: Strides = None
     if not array.flags.c_contiguous:
-        strides = _element_strides(array)
+        if not any(stride % array.itemsize for stride in array.strides):
+            strides = _dense_strides(array.shape, [stride // array.itemsize for stride in array.strides])
         if strides is None:
             array = array.copy(order="C")
     address = array.__array_interface__["data"][0]
@@ -225,12 +226,6 @@ def _writable_view(device: str, address: int, nbytes: int, owner: Any) -> _Writa
     return _WritableView((owner, here), here.data_ptr(), nbytes)
 
 
-def _element_strides(array: NDArray[Any]) -> Strides:
-    if any(stride % array.itemsize for stride in array.strides):
-        return None
-    return _dense_strides(array.shape, [stride // array.itemsize for stride in array.strides])
-
-
 def _dense_strides(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """Return the strides if the elements have no gap and no overlap, else None.
 
@@ -262,16 +257,12 @@ def _load_tensor(kind: str, storage: Storage, name: str, shape: tuple[int, ...],
         storage.are_bools = name in _BOOLS
     try:
         if torch is None:
-            return _numpy_view(memory, dtype, shape, strides)
+            in_bytes = None if strides is None else [stride * dtype.itemsize for stride in strides]
+            return np.ndarray(shape, dtype, memory, strides=in_bytes)
         tensor = _torch_view(torch, storage, dtype, shape, strides)
         return torch.nn.Parameter(tensor, grad) if kind == "parameter" else tensor.requires_grad_(grad)
     except (ValueError, RuntimeError, OverflowError) as error:
         raise Unreadable(f"{what} cannot be made: {error}") from error
-
-
-def _numpy_view(memory: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], strides: Strides) -> NDArray[Any]:
-    in_bytes = None if strides is None else [stride * dtype.itemsize for stride in strides]
-    return np.ndarray(shape, dtype, memory, strides=in_bytes)
 
 
 def _torch_view(torch: Any, storage: Storage, dtype: Any, shape: tuple[int, ...], strides: Strides) -> Any:
