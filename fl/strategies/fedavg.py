@@ -85,7 +85,7 @@ class FedAdagrad(FedAvg):
     def __init__(
         self, learning_rate: float = 0.1, beta_1: float = 0.0, adaptivity: float = 1e-3, **options: Any
     ) -> None:
-        super().__init__(optimizer=Adaptive(adagrad(), learning_rate, beta_1, adaptivity), **options)
+        super().__init__(optimizer=Adaptive(adagrad, learning_rate, beta_1, adaptivity), **options)
 
 
 class FedAdam(FedAvg):
