@@ -178,7 +178,6 @@ class MeanStrategy(Strategy):
     def begin(self, model: Model) -> None:
         """Allocate the memory of the mean."""
         self._mean = WeightedMean(model)
-        self.abandon()
 
     def abandon(self) -> None:
         """Discard the updates."""
