@@ -62,6 +62,7 @@ class Strategy(abc.ABC):
     least = 1  # updates; with fewer, `finish` raises TooFewUpdates. A property if it depends on options
     deltas = False  # whether `fold` gets the differences from the model that the client was sent, instead of models
     roles: tuple[Role, ...] = ("trained",)  # of the tensors that it gets; the server takes the means of the others
+    seed = 0  # of the selection: the option
 
     def __init__(
         self,
