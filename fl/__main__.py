@@ -398,7 +398,7 @@ def _checkpointed(path: Path) -> tuple[int, Model]:
 @contextmanager
 def _command(verbose: bool, level: int = logging.INFO) -> Iterator[None]:
     """Log to stderr. Exit with the status of an error, and print its line."""
-    log_to_stderr(logging.DEBUG if verbose else level, in_file_terms)
+    log_to_stderr(logging.DEBUG if verbose else level, in_file_terms, present=True)
     logging.getLogger("flwr").propagate = False  # Flower writes its lines to stderr itself
     if not verbose:  # one warning per failed call to MLflow; fl.MLflow logs the outage once
         logging.getLogger("urllib3").setLevel(logging.ERROR)

@@ -44,9 +44,12 @@ class _Stderr(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def log_to_stderr(level: int, translate: Callable[[str], str] = str) -> None:
-    """Log lines of this level and above to stderr. `translate`: as of Formatter."""
-    handler = _Stderr()
+def log_to_stderr(level: int, translate: Callable[[str], str] = str, *, present: bool = False) -> None:
+    """Log lines of this level and above to stderr: to what it is now or, with `present`, when a line is written.
+
+    translate: as of Formatter.
+    """
+    handler = _Stderr() if present else logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter(translate))
     logging.basicConfig(handlers=[handler], level=level)
 
