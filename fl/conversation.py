@@ -140,7 +140,7 @@ class Conversation:
 
     def _end(self, end: End, idle: Callable[[], float | None] | None) -> None:
         """Wait for the last model, if it follows. `idle`: as of `next_task`."""
-        if end.round:  # 0: there was none, or a run of Flower, which counts none
+        if self._inbox is None:  # a run of Flower counts no rounds
             log.info("round %d was the last one: the server has ended the federation", end.round)
         while end.final and self.final is None:
             try:
