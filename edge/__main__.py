@@ -24,19 +24,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
-import netq
 from edge.agent import Agent
 from edge.config import SECRETS, Config, from_environment, from_flags, open_file
 from edge.group import Group
 from edge.patience import FileChanged, Patience, Watched
 from edge.supervisor import Supervisor
 from edge.work import Work, federation
-from netq.cli.terminal import Formatter, outlive_readers, sentence
+from netq.cli.terminal import fail, log_to_stderr, outlive_readers, stop
 from netq.errors import InvalidOption, SecurityError
-from netq.io.interrupts import outside_steps
 from netq.toml_file import Override, in_file_terms
 from netq.version import version
 
@@ -52,18 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from edge.boards.command import main_simulate  # asyncio, which an agent does not need
 
         return main_simulate(options)
-    _log_to_stderr(logging.DEBUG if options.verbose else logging.INFO)
-    signal.signal(signal.SIGTERM, netq.outside_steps(_stop))
+    log_to_stderr(logging.DEBUG if options.verbose else logging.INFO, in_file_terms)
+    signal.signal(signal.SIGTERM, stop)
     # A parent may have left it ignored: then no process can wait for its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         return _install(options) if options.command == "install" else _work(options, arguments is None)
     except InvalidOption as error:
-        return _fail(error, 2)
+        return fail("edge", error, 2)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the process ends here; one line in the log is enough
-        return _fail(error, 1)
+        return fail("edge", error, 1)
 
 
 class _Version(argparse.Action):
@@ -147,17 +144,6 @@ def _install(options: argparse.Namespace) -> int:
         )
     )
     return 0
-
-
-def _log_to_stderr(level: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Formatter(in_file_terms))
-    logging.basicConfig(handlers=[handler], level=level)
-
-
-@outside_steps
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)  # unwinds the stack, so that the communicator closes its session
 
 
 def _work(options: argparse.Namespace, owns_process: bool) -> int:
@@ -269,15 +255,9 @@ def _check(options: argparse.Namespace, config: Config, work: Work, group: Group
     try:
         is_whole = check(config, work, group, train=not options.no_train)
     except CheckFailed as error:
-        return _fail(error, 1)
+        return fail("edge", error, 1)
     print("all is well" if is_whole else "all is well so far; the model, and a training of it, were not tried")
     return 0
-
-
-def _fail(error: Exception, status: int) -> int:
-    log.debug("where it happened", exc_info=error)
-    print(f"edge: {sentence(error)}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

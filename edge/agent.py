@@ -31,10 +31,10 @@ from edge.record import Damaged, Record
 from edge.spool import Spool
 from edge.supervisor import Supervisor
 from edge.traffic import Traffic
-from edge.work import Conversation, Task, Work, federation
+from edge.work import Work, federation
 from edge.worker import Order, Plan
-from fl.conversation import KnownServer
-from fl.envelope import Final, Finished
+from fl.conversation import Conversation, KnownServer
+from fl.envelope import Final, Finished, Task
 from fl.membership import Membership, take_part
 from netq.utils.stream import Stream
 

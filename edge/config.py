@@ -56,7 +56,7 @@ from netq.options import (
     SecurityOptions,
 )
 from netq.security.files import own_id
-from netq.toml_file import File, Override, in_file_terms
+from netq.toml_file import CONNECTION, File, Override, in_file_terms
 
 _CERTIFIED = (Protocol.TCP, Protocol.GRPC)  # the server sees the certificate; with MQTT, only the broker does
 FILE = "the device's TOML file"  # its description in errors
@@ -69,8 +69,8 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "fit": fitness.KEYS,
     "security": ("key", "certificate", "authority", "post_quantum"),
     "seal": ("key", "certificate", "authority"),
-    "mqtt": (*(option.name for option in fields(MqttOptions)), "password_file"),
-    "connection": tuple(option.name for option in fields(ConnectionOptions)),
+    "mqtt": CONNECTION["mqtt"],
+    "connection": CONNECTION["connection"],
     "settings": None,  # any
 }
 FLOWER_KEYS: dict[str, tuple[str, ...] | None] = {"flower": None, "app": ("folder", "signer")}  # see edge/flower.py
@@ -173,15 +173,16 @@ def from_flags(flags: Iterable[str]) -> list[Override]:
 
 def from_file(file: File, **fields: Any) -> Config:
     """Return a configuration with the tables that every kind of device has; `fields`: the fields of this kind."""
-    protocol, security, seal = file.choice("server", "protocol", Protocol.TCP), file.security(), file.seal()
+    protocol = file.choice("server", "protocol", Protocol.TCP)
+    options = file.communicator(_netloc(file), protocol)
     return Config(
-        netloc=_netloc(file),
+        netloc=options.netloc,
         protocol=protocol,
-        id=_id(file, protocol, security, seal),
-        security=security,
-        seal=seal,
-        mqtt=file.mqtt(protocol),
-        connection=file.options("connection", ConnectionOptions, file.table("connection")),
+        id=_id(file, protocol, options.security, options.seal),
+        security=options.security,
+        seal=options.seal,
+        mqtt=options.mqtt,
+        connection=options.connection,
         training=file.options("training", Limits, file.table("training")),
         fit=fitness.fitness(file),
         state=_state(file),
@@ -245,10 +246,8 @@ def _name(file: File, key: str) -> str | None:
 
 
 def _properties(file: File) -> dict[str, Any]:
-    try:
+    with file.named():
         return checked(file.table("client").get("properties", {}), "client.properties")
-    except InvalidOption as error:
-        raise file.wrong(str(error)) from None
 
 
 def _hook(file: File) -> tuple[str, ...]:

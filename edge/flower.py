@@ -24,10 +24,10 @@ import netq
 from edge.config import FLOWER_KEYS, KEYS, Config, from_file, open_file
 from edge.limits import Limits
 from edge.work import Work
-from fl.conversation import KnownServer
+from fl.conversation import Conversation, KnownServer
 from fl.flower.app_folder import AppFolder, is_folder, parse_config
-from fl.flower.conversation import Conversation
 from fl.flower.envelope import ENVELOPES
+from fl.flower.inbox import Inbox
 from fl.flower.signed_app import is_stored
 from fl.membership import Membership
 from netq.errors import InvalidOption
@@ -67,7 +67,8 @@ def _work(config: Config, app: str | None, folder: Path | None, signer: Path | N
     has = None if folder is None else partial(is_stored, folder)
 
     def converse(grid: netq.Communicator, membership: Membership, link: KnownServer) -> Conversation:
-        return Conversation(grid, membership, version, has, config.options().connection.memory)
+        inbox = Inbox(grid, version, has, config.options().connection.memory)
+        return Conversation(grid, membership, link, inbox=inbox)
 
     return Work(
         noun="run",

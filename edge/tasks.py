@@ -16,8 +16,7 @@ from fl.compression.compressor import Compression, as_compression
 from fl.envelope import Finished
 from fl.messages import MESSAGES, WITH_VALUES, Report, Update
 from fl.tensors import files
-from fl.tensors.checks import unserializable
-from fl.tensors.serialization import own_file
+from fl.tensors.serialization import own_file, unserializable
 from fl.tensors.spec import Model
 from fl.trainer import Trainer
 from netq.errors import InvalidOption

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 from edge.limits import Limits
 from edge.record import Record, write
 from fl.envelope import Finished
-from netq.cli.terminal import Formatter
+from netq.cli.terminal import log_to_stderr
 from netq.errors import InvalidOption, NotNow, Unreadable
 from netq.text import describe
 from netq.utils.stream import Stream
@@ -106,7 +106,7 @@ def main(parent: int) -> None:
     with socket.socket(fileno=CHANNEL) as channel, contextlib.suppress(EOFError, ConnectionError):
         buffer = bytearray(_MOST)  # now: under the limits there may be no room for it
         plan: Plan = receive(channel, buffer)[0]
-        _log_to_stderr(plan.level)
+        log_to_stderr(plan.level)
         plan.limits.apply()
         try:
             module, _, name = plan.tasks.partition(":")
@@ -215,9 +215,3 @@ def _end_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it has ended before
         sys.exit()
-
-
-def _log_to_stderr(level: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Formatter())
-    logging.basicConfig(handlers=[handler], level=level)

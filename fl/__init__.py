@@ -19,102 +19,64 @@ if sys.argv[:1] == ["-m"]:  # so it is until `python -m fl` has imported the pac
     launch.check_extra("fl")
 
 if TYPE_CHECKING:
-    from fl import callbacks, data, schedules
-    from fl.aggregation.mean import WeightedMean
-    from fl.callbacks.base import Callback, ClientState
-    from fl.callbacks.best import EarlyStopping, SaveBest
-    from fl.callbacks.jsonl import JsonLines, Measured
-    from fl.callbacks.mlflow import MLflow
-    from fl.callbacks.progress import Progress
-    from fl.callbacks.prometheus import Prometheus
-    from fl.callbacks.tensorboard import TensorBoard
-    from fl.client import Client
-    from fl.compression.compressor import Compression
-    from fl.errors import (
-        CheckpointError,
-        FederationStalled,
-        InvalidUpdate,
-        SimulationError,
-        TooFewUpdates,
-        UpdateStoreError,
-    )
-    from fl.messages import Report, Skip, Update
-    from fl.metrics import Sum
-    from fl.properties import ClientInfo
-    from fl.report import ClientFailure, FailureKind, RoundReport
-    from fl.server.patience import Patience
-    from fl.server.server import Server
-    from fl.simulation.simulate import simulate
-    from fl.strategies.asynchronous import FedAsync, FedBuff
-    from fl.strategies.base import Strategy, hinge, polynomial
-    from fl.strategies.client_side import ControlVariate, proximal_gradient, proximal_term
-    from fl.strategies.fedavg import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
-    from fl.strategies.heterogeneous import FedNova, QFedAvg, Scaffold
-    from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum
-    from fl.tensors.roles import state
-    from fl.tensors.serialization import serialization
-
-__all__ = [
-    "Bulyan",
-    "Callback",
-    "CheckpointError",
-    "Client",
-    "ClientFailure",
-    "ClientInfo",
-    "ClientState",
-    "Compression",
-    "EarlyStopping",
-    "ControlVariate",
-    "FailureKind",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAsync",
-    "FedAvg",
-    "FedAvgM",
-    "FedBuff",
-    "FedMedian",
-    "FedNova",
-    "FedProx",
-    "FederationStalled",
-    "FedTrimmedAvg",
-    "FedYogi",
-    "GeometricMedian",
-    "InvalidUpdate",
-    "JsonLines",
-    "Krum",
-    "MLflow",
-    "Measured",
-    "MultiKrum",
-    "Patience",
-    "Progress",
-    "Prometheus",
-    "QFedAvg",
-    "Report",
-    "RoundReport",
-    "SaveBest",
-    "Scaffold",
-    "Server",
-    "SimulationError",
-    "Skip",
-    "Strategy",
-    "Sum",
-    "TensorBoard",
-    "TooFewUpdates",
-    "Update",
-    "UpdateStoreError",
-    "WeightedMean",
-    "callbacks",
-    "data",
-    "hinge",
-    "polynomial",
-    "proximal_gradient",
-    "proximal_term",
-    "schedules",
-    "serialization",
-    "simulate",
-    "state",
-]
-
+    from fl import callbacks as callbacks
+    from fl import data as data
+    from fl import schedules as schedules
+    from fl.aggregation.mean import WeightedMean as WeightedMean
+    from fl.callbacks.base import Callback as Callback
+    from fl.callbacks.base import ClientState as ClientState
+    from fl.callbacks.best import EarlyStopping as EarlyStopping
+    from fl.callbacks.best import SaveBest as SaveBest
+    from fl.callbacks.jsonl import JsonLines as JsonLines
+    from fl.callbacks.jsonl import Measured as Measured
+    from fl.callbacks.mlflow import MLflow as MLflow
+    from fl.callbacks.progress import Progress as Progress
+    from fl.callbacks.prometheus import Prometheus as Prometheus
+    from fl.callbacks.tensorboard import TensorBoard as TensorBoard
+    from fl.client import Client as Client
+    from fl.compression.compressor import Compression as Compression
+    from fl.errors import CheckpointError as CheckpointError
+    from fl.errors import FederationStalled as FederationStalled
+    from fl.errors import InvalidUpdate as InvalidUpdate
+    from fl.errors import SimulationError as SimulationError
+    from fl.errors import TooFewUpdates as TooFewUpdates
+    from fl.errors import UpdateStoreError as UpdateStoreError
+    from fl.messages import Report as Report
+    from fl.messages import Skip as Skip
+    from fl.messages import Update as Update
+    from fl.metrics import Sum as Sum
+    from fl.properties import ClientInfo as ClientInfo
+    from fl.report import ClientFailure as ClientFailure
+    from fl.report import FailureKind as FailureKind
+    from fl.report import RoundReport as RoundReport
+    from fl.server.patience import Patience as Patience
+    from fl.server.server import Server as Server
+    from fl.simulation.simulate import simulate as simulate
+    from fl.strategies.asynchronous import FedAsync as FedAsync
+    from fl.strategies.asynchronous import FedBuff as FedBuff
+    from fl.strategies.base import Strategy as Strategy
+    from fl.strategies.base import hinge as hinge
+    from fl.strategies.base import polynomial as polynomial
+    from fl.strategies.client_side import ControlVariate as ControlVariate
+    from fl.strategies.client_side import proximal_gradient as proximal_gradient
+    from fl.strategies.client_side import proximal_term as proximal_term
+    from fl.strategies.fedavg import FedAdagrad as FedAdagrad
+    from fl.strategies.fedavg import FedAdam as FedAdam
+    from fl.strategies.fedavg import FedAvg as FedAvg
+    from fl.strategies.fedavg import FedAvgM as FedAvgM
+    from fl.strategies.fedavg import FedProx as FedProx
+    from fl.strategies.fedavg import FedYogi as FedYogi
+    from fl.strategies.heterogeneous import FedNova as FedNova
+    from fl.strategies.heterogeneous import QFedAvg as QFedAvg
+    from fl.strategies.heterogeneous import Scaffold as Scaffold
+    from fl.strategies.robust import Bulyan as Bulyan
+    from fl.strategies.robust import FedMedian as FedMedian
+    from fl.strategies.robust import FedTrimmedAvg as FedTrimmedAvg
+    from fl.strategies.robust import GeometricMedian as GeometricMedian
+    from fl.strategies.robust import Krum as Krum
+    from fl.strategies.robust import MultiKrum as MultiKrum
+    from fl.tensors.roles import state as state
+    from fl.tensors.serialization import serialization as serialization
 
 # Of the public names. They are imported when they are first used: what moves messages needs no numpy.
 MODULES = {
@@ -154,6 +116,7 @@ MODULES = {
     "fl.tensors.serialization": ("serialization",),
 }
 _MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

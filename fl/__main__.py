@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 from netq.version import DISTRIBUTION, version
 
@@ -33,7 +33,6 @@ except ImportError:
     sys.exit(f"fl: the command line needs typer: pip install '{DISTRIBUTION}[serve]'")
 
 import fl
-import netq
 from fl.callbacks import plots
 from fl.callbacks.best import EarlyStopping, SaveBest
 from fl.callbacks.jsonl import JsonLines, Measured
@@ -46,7 +45,7 @@ from fl.errors import CheckpointError
 from fl.server.checkpoint import load
 from fl.tensors import files
 from fl.tensors.spec import Model
-from netq.cli.terminal import Formatter, outlive_readers, sentence
+from netq.cli.terminal import fail, log_to_stderr, outlive_readers
 from netq.errors import AddressError, InvalidOption, NetqError, SecurityError
 from netq.io.interrupts import outside_steps
 from netq.options import CommunicatorOptions, Protocol
@@ -101,9 +100,8 @@ def serve(
     verbose: _Verbose = False,
 ) -> None:
     """Run an aggregator, until its rounds are done."""
-    _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
-    _on_signals(netq.outside_steps(_stop))
-    with _statuses():
+    _on_signals(_stop)
+    with _command(verbose):
         _serve(Config.load(config))
 
 
@@ -122,8 +120,7 @@ def simulate(
     names of the files that it writes begin with `simulated-`. Each client finds its number in its config, as
     `partition`, and their number as `partitions`.
     """
-    _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
-    with _statuses():
+    with _command(verbose):
         train_function = function("--train", train, "farm.training:train")
         _simulate(Config.load(config).simulated(), [train_function] * clients, processes=processes, seed=seed)
 
@@ -152,9 +149,7 @@ def run_flower(
     verbose: _Verbose = False,
 ) -> None:
     """Run a Flower ServerApp for the nodes that connect: edge run --flower APP CLIENT.toml."""
-    _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
-    _leave_flowers_lines_to_flower()
-    with _statuses():
+    with _command(verbose):
         import fl.flower  # needs Flower
 
         options, protocol = (_LOCAL, Protocol.TCP) if config is None else load_connection(config)
@@ -182,8 +177,7 @@ def sign_flower(
     verbose: _Verbose = False,
 ) -> None:
     """Sign a Flower app's files, for `fl flower run --deliver`. Writes app.signature into the folder."""
-    _log_to_stderr(logging.DEBUG if verbose else logging.WARNING)
-    with _statuses():
+    with _command(verbose, logging.WARNING):
         from fl.flower.app_folder import AppFolder
         from fl.flower.signed_app import NAME, sign
 
@@ -206,11 +200,9 @@ def simulate_flower(
 
     Each node finds its number in its config, as `partition-id`, and their number as `num-partitions`.
     """
-    _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
-    _leave_flowers_lines_to_flower()
     if not verbose:
         logging.getLogger("netq").setLevel(logging.WARNING)  # not a line for each node and message
-    with _statuses():
+    with _command(verbose):
         import fl.flower
         from fl.flower.app_folder import AppFolder, parse_config
 
@@ -229,8 +221,7 @@ def export(
     verbose: _Verbose = False,
 ) -> None:
     """Write the model of a checkpoint to a file. The server may be running."""
-    _log_to_stderr(logging.DEBUG if verbose else logging.WARNING)
-    with _statuses():
+    with _command(verbose, logging.WARNING):
         files.check_name(out, "MODEL")
         if not out.parent.is_dir():
             raise InvalidOption(f"MODEL: {str(out)!r}; there is no folder {str(out.parent)!r}: make it")
@@ -248,8 +239,7 @@ def plot(
     verbose: _Verbose = False,
 ) -> None:
     """Draw a metric and the bytes, by round."""
-    _log_to_stderr(logging.DEBUG if verbose else logging.WARNING)
-    with _statuses():
+    with _command(verbose, logging.WARNING):
         if not out.parent.is_dir():
             raise InvalidOption(f"--out: {str(out)!r}; there is no folder {str(out.parent)!r}: make it")
         try:
@@ -267,9 +257,7 @@ def _serve(config: Config) -> None:
         text = "%s: the last model will be dropped; to keep it set model.save, as in %s, or server.checkpoint"
         log.warning(text, config.path, 'save = "model.npz"')
     with ExitStack() as stack:
-        callbacks = list(_callbacks(config, stack))
-        measured = [] if config.measure is None else [Measured(config.measure, callbacks)]
-        server = stack.enter_context(config.server(measured or callbacks))
+        server = stack.enter_context(config.server(_measured(config, stack)))
         log.info("listening at %s:%d; %d of %d rounds are done", *server.netloc, server.number, config.rounds)
         was_over = server.is_over and bool(config.stop_early)  # without `stop_early` the rounds go on
         left = 0 if was_over else config.rounds - server.number
@@ -281,6 +269,11 @@ def _serve(config: Config) -> None:
         if left <= 0:  # a server before this one has done them; some of its clients may not know
             log.info("for %g s, clients that connect are told that the federation is over", config.linger)
             server.linger(config.linger)
+
+
+def _measured(config: Config, stack: ExitStack) -> list[fl.Callback]:
+    callbacks = list(_callbacks(config, stack))
+    return callbacks if config.measure is None else [Measured(config.measure, callbacks)]
 
 
 def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
@@ -315,17 +308,16 @@ def _mlflow(config: Config, uri: str) -> MLflow:
 
 def _simulate(config: Config, clients: list[Callable[..., Any]], **options: Any) -> None:
     with ExitStack() as stack:
-        callbacks = list(_callbacks(config, stack))
-        measured = [] if config.measure is None else [Measured(config.measure, callbacks)]
+        callbacks = _measured(config, stack)
         try:
             result = fl.simulate(
                 config.initial_model(),
                 clients,
                 config.rounds,
                 strategy=config.strategy,
-                callbacks=measured or callbacks,
+                callbacks=callbacks,
                 **options,
-                **config.arguments(),
+                **config.settings,
             )
         except InvalidOption as error:
             raise InvalidOption(f"{config.path}: {in_file_terms(error)}") from error
@@ -404,44 +396,20 @@ def _checkpointed(path: Path) -> tuple[int, Model]:
 
 
 @contextmanager
-def _statuses() -> Iterator[None]:
-    """Exit with the status of an error, and print its line."""
+def _command(verbose: bool, level: int = logging.INFO) -> Iterator[None]:
+    """Log to stderr. Exit with the status of an error, and print its line."""
+    log_to_stderr(logging.DEBUG if verbose else level, in_file_terms, present=True)
+    logging.getLogger("flwr").propagate = False  # Flower writes its lines to stderr itself
+    if not verbose:  # one warning per failed call to MLflow; fl.MLflow logs the outage once
+        logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:
         yield
     except InvalidOption as error:
-        _fail(error, 2)
+        raise typer.Exit(fail("fl", error, 2)) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except Exception as error:  # the process ends here; one line in the log is enough
-        _fail(error, 1)
-
-
-def _fail(error: Exception, status: int) -> None:
-    log.debug("where it happened", exc_info=error)
-    print(f"fl: {sentence(error)}", file=sys.stderr)
-    raise typer.Exit(status)
-
-
-class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to the present sys.stderr: rich replaces it, to keep log lines and its drawing apart."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
-
-
-def _log_to_stderr(level: int) -> None:
-    handler = _Stderr()
-    handler.setFormatter(Formatter(in_file_terms))
-    logging.basicConfig(handlers=[handler], level=level)
-    if level > logging.DEBUG:
-        # It warns of each failed call to MLflow; fl.MLflow logs the outage once.
-        logging.getLogger("urllib3").setLevel(logging.ERROR)
-
-
-def _leave_flowers_lines_to_flower() -> None:
-    """Do not write the lines of Flower's logger, which writes them to stderr itself."""
-    logging.getLogger("flwr").propagate = False
+        raise typer.Exit(fail("fl", error, 1)) from None
 
 
 def _on_signals(do: Callable[[int, FrameType | None], None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import netq
 from fl.compression.compressor import Compression
 from fl.conversation import Conversation, KnownServer
-from fl.envelope import Final
+from fl.envelope import Final, Introduction
 from fl.membership import Membership, take_part
 from fl.messages import MESSAGES, WITH_VALUES
 from fl.properties import Properties, checked
@@ -69,7 +69,8 @@ class Client:
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        conversation = Conversation(queue, membership, self._link, self._properties, wants_final=self.final_model)
+        introduction = Introduction(self._properties, self.final_model)
+        conversation = Conversation(queue, membership, self._link, introduction)
         while (task := conversation.next_task()) is not None:
             answer = self.trainer.answer(task, self._link.rate)
             conversation.reply(task, answer)

@@ -1,19 +1,20 @@
 """A client's conversation with its server: a task, a reply, a task, … Moves messages, and does not read models.
 
-Used by fl/client.py, in its caller's thread. Needs no numpy. docs/reference/fl.md, "The end of a federation", says
-which server's end is the end for a client.
+Used by fl/client.py, fl/flower/node.py and edge/agent.py, in their caller's thread. Needs no numpy.
+docs/reference/fl.md, "The end of a federation", says which server's end is the end for a client.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import netq
-from fl.envelope import Failure, Final, Finished, Introduction, Job, Leave, Offer, Permit, Task
+from fl.envelope import End, Failure, Final, Finished, Introduction, Leave, Offer, Permit, Task
 from fl.membership import Membership
 
 log = logging.getLogger("netq.fl")
@@ -27,27 +28,43 @@ class KnownServer:
     """
 
     rate: float | None = None
-    replies: tuple[Job, int] | None = None
+    replies: tuple[Any, int] | None = None
 
     def measured(self, size: int, seconds: float, round_trip: float | None) -> None:
         """Note that an update was acknowledged `seconds` after it was put. `round_trip`: None if unknown."""
         self.rate = size / max(seconds - (round_trip or 0.0), 0.1 * seconds, 1e-6)
 
-    def replied(self, job: Job, count: int = 1) -> None:
+    def replied(self, job: Any, count: int = 1) -> None:
         """Note that the server has, or with -1 will not have, a reply to a job."""
         last, before = self.replies or (job, 0)
         self.replies = job, count + (before if last == job else 0)
 
-    def answers(self, job: Job) -> int:
+    def answers(self, job: Any) -> int:
         """Return how many replies to a job the server has, or will have."""
         return self.replies[1] if self.replies is not None and self.replies[0] == job else 0
 
 
-class Conversation:
-    """The messages of one session. Its communicator has the serialisation fl.envelope.ENVELOPES.
+class Inbox(Protocol):
+    """What becomes of a grid's messages before they can be answered: fl.flower.inbox.Inbox."""
 
-    properties:  what the client says of itself at the beginning of each session.
-    wants_final: whether it wants the last model. It is then in `final`, from the end of the federation on.
+    def add(self, message: Any) -> Iterable[Any]:
+        """Take a message. Return what can be answered now."""
+
+    def settle(self, task: Any, answer: Finished | str) -> Iterable[Any]:
+        """Note what has come of a task that gets no reply. Return what can be answered now."""
+
+    def refuse(self, error: netq.Unreadable) -> None:
+        """Take a message that cannot be read."""
+
+
+class Conversation:
+    """The messages of one session. Its communicator has the serialisation of the envelopes of fl, or of fl.flower.
+
+    introduction: what a client says of itself at the beginning of each session; None: nothing.
+    inbox:        of a node of Flower: a grid may have several messages open at a node, and each gets its reply. None:
+                  the newest task of the server replaces those before it.
+    delivered:    the last job whose reply the server has.
+    final:        the last model, from the end of the federation on; None if there is none, or none was wanted.
     """
 
     def __init__(
@@ -55,66 +72,77 @@ class Conversation:
         queue: netq.Communicator,
         membership: Membership,
         link: KnownServer,
-        properties: Mapping[str, Any],
-        *,
-        wants_final: bool = False,
+        introduction: Introduction | None = None,
+        inbox: Inbox | None = None,
     ) -> None:
         self._queue = queue
         self._membership = membership
         self._link = link
+        self._inbox = inbox
+        self._ready: deque[Any] = deque()  # tasks that were not returned
         self._offered: Finished | None = None  # waits for a permit
         self._offered_to = ""  # the key of its task
         self._since = 0.0  # when the present task was returned, by time.monotonic()
         self._was_late = False  # whether the last reply came after the deadline of its task
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
-        self.delivered: Job | None = None  # the last job whose reply the server has
+        self.delivered: Any = None
         self.final: Final | None = None
-        membership.greet_with(lambda: queue.put(Introduction(dict(properties), wants_final)))
+        if introduction is not None:
+            membership.greet_with(lambda: queue.put(introduction))
 
-    def next_task(self, idle: Callable[[], float | None] | None = None) -> Task | None:
+    def next_task(self, idle: Callable[[], float | None] | None = None) -> Any:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.
 
-        Sends the offered reply when its permit comes. If several tasks wait, returns the newest: the rounds of the
-        others are over, and so is the round of an offered reply. Does not return a task whose reply is on its way: the
-        server sent it before it had that reply, which will count.
+        Sends the offered reply when its permit comes. If several tasks of a server wait, returns the newest: the rounds
+        of the others are over, and so is the round of an offered reply. Does not return a task whose reply is on its
+        way: the server sent it before it had that reply, which will count.
 
         idle: called before each wait; returns after how many seconds it wants to be called again, None: never. What it
               raises is raised here.
         """
-        task = None
-        while True:
+        while self._inbox is None or not self._ready:
             try:
-                timeout = 0.0 if task is not None else idle() if idle is not None else None
+                timeout = 0.0 if self._ready else idle() if idle is not None else None
                 peer, message = self._queue.get(timeout=timeout)
             except TimeoutError:
-                if task is None:
-                    continue
-                self._since = time.monotonic()
-                return task
+                if self._ready:
+                    break
+                continue
             except netq.Closed as error:
                 self._membership.session_ended(error)
                 return None
             except netq.Unreadable as error:
-                level = logging.DEBUG if self._warned_unreadable else logging.ERROR
-                self._warned_unreadable = True
-                log.log(level, "a message of the server cannot be read, and is left out: %s", error)
+                self._leave_out(error)
                 continue
-            if isinstance(message, Task):
-                self._membership.asked(peer)
-                task = self._to_do(message)
-            elif isinstance(message, Permit):
+            if isinstance(message, Permit):
                 self._permitted(message.job)
             elif isinstance(message, Final):  # it has passed the end
                 self.final = message
+            elif not isinstance(message, End):
+                self._membership.asked(peer)
+                if self._inbox is not None:
+                    self._ready += self._inbox.add(message)
+                else:
+                    self._ready = deque(self._to_do(message))
             elif self._membership.ended(peer):
-                log.info("round %d was the last one: the server has ended the federation", message.round)
-                if message.final:
-                    self._await_final(idle)
+                self._end(message, idle)
                 return None
+        self._since = time.monotonic()
+        return self._ready.popleft()
 
-    def _await_final(self, idle: Callable[[], float | None] | None) -> None:
-        """Wait for the last model. `idle`: as of `next_task`."""
-        while self.final is None:
+    def _leave_out(self, error: netq.Unreadable) -> None:
+        if self._inbox is not None:
+            self._inbox.refuse(error)
+            return
+        level = logging.DEBUG if self._warned_unreadable else logging.ERROR
+        self._warned_unreadable = True
+        log.log(level, "a message of the server cannot be read, and is left out: %s", error)
+
+    def _end(self, end: End, idle: Callable[[], float | None] | None) -> None:
+        """Wait for the last model, if it follows. `idle`: as of `next_task`."""
+        if self._inbox is None:  # a run of Flower counts no rounds
+            log.info("round %d was the last one: the server has ended the federation", end.round)
+        while end.final and self.final is None:
             try:
                 _, message = self._queue.get(timeout=None if idle is None else idle())
             except (TimeoutError, netq.Unreadable):
@@ -134,11 +162,14 @@ class Conversation:
         """Announce that the session is going to be closed by this side."""
         self._queue.put(Leave(reason))
 
-    def reply(self, task: Task, answer: Finished | str) -> None:
-        """Send the reply to a task, or the reason why there is none.
+    def reply(self, task: Any, answer: Finished | str) -> Future[None] | None:
+        """Send the reply to a task, or the reason why there is none. Return its delivery.
 
-        Offers a large reply first, and keeps it until there is a permit.
+        Offers a large reply first, and keeps it until there is a permit; then returns None.
         """
+        if task.job is None and self._inbox is not None:
+            self._ready += self._inbox.settle(task, answer)
+            return None
         seconds, was_late = time.monotonic() - self._since, self._was_late
         self._was_late = seconds > task.deadline
         if self._was_late and not was_late:  # once for many rounds
@@ -146,33 +177,32 @@ class Conversation:
             log.warning(text + "train less at a time, or ask for a longer deadline", task.title, seconds, task.deadline)
         if isinstance(answer, str):
             self._link.replied(task.job)
-            self._queue.put(Failure(task.job, answer))
-        elif answer.size > task.unasked:
+            return self._queue.put(Failure(task.job, answer))
+        if answer.size > task.unasked:
             self._offered, self._offered_to = answer, task.key
             self._queue.put(Offer(task.job, answer.size))
-        else:
-            self._put(answer)
-
-    def _to_do(self, task: Task) -> Task | None:
-        """Return a task that has arrived, None if its reply is on its way already."""
-        if (
-            self._offered is not None and self._offered_to == task.key
-        ):  # an offer to the attempt before may be forgotten
-            self._queue.put(Offer(task.job, self._offered.size))
             return None
+        return self._put(answer)
+
+    def _to_do(self, task: Task) -> list[Task]:
+        """Return a task that has arrived, unless its reply is on its way already."""
+        if self._offered is not None and self._offered_to == task.key:
+            # The offer to the attempt before may be forgotten.
+            self._queue.put(Offer(task.job, self._offered.size))
+            return []
         self._offered = None
         if self._link.answers(task.job) > task.answered:
             log.info("%s: the reply to an attempt before this one is on its way", task.title)
-            return None
-        return task
+            return []
+        return [task]
 
-    def _permitted(self, job: Job) -> None:
+    def _permitted(self, job: Any) -> None:
         finished, self._offered = self._offered, None
         if finished is not None and finished.job == job:
             self._put(finished)
 
-    def _put(self, finished: Finished) -> None:
-        """Send a reply. If it cannot be sent, send the reason instead."""
+    def _put(self, finished: Finished) -> Future[None]:
+        """Send a reply, and return its delivery. If it cannot be sent, send the reason instead."""
 
         def check(delivery: Future[None]) -> None:
             error = delivery.exception()
@@ -190,4 +220,6 @@ class Conversation:
         round_trip = next((figures.round_trip for figures in self._queue.statistics().values()), None)
         begin = time.monotonic()
         self._link.replied(job)
-        self._queue.put(finished.message).add_done_callback(check)
+        delivery = self._queue.put(finished.message)
+        delivery.add_done_callback(check)
+        return delivery

@@ -25,8 +25,6 @@ from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
 
-import numpy as np
-
 from fl import envelope, metrics
 from fl.checks import expect
 from fl.compression.packed import Packed, is_shape
@@ -39,18 +37,16 @@ from fl.envelope import (
     Leave,
     Offer,
     Permit,
-    check_job,
     check_number,
     values,
 )
 from fl.tensors import serialization as tensors
-from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT
+from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT, JsonSerializer
 from fl.tensors.roles import ROLES, Roles, are_roles
 from fl.tensors.spec import Model, nbytes, plain
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
 from netq.text import printable
-from netq.utils.stream import Stream
 from netq.validate import is_number
 
 _MAX_EXAMPLES = 2**53  # up to which a float64 holds every whole number
@@ -77,14 +73,6 @@ class Update:
         """Bytes of its arrays and tensors."""
         return nbytes(self.model) + nbytes(self.extra) + 8 * metrics.elements(self.metrics)
 
-    def with_model(self, model: Mapping[str, Any]) -> Update:
-        """Return this update with another model. The other fields are not checked again."""
-        return _with(self, "model", model)
-
-    def with_examples(self, number: int) -> Update:
-        """Return this update with another number of examples."""
-        return _with(self, "num_examples", number)
-
     def __post_init__(self) -> None:
         for name in ("model", "extra"):
             value = getattr(self, name)
@@ -104,10 +92,6 @@ class Report:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
         object.__setattr__(self, "metrics", metrics.checked(self.metrics))
-
-    def with_examples(self, number: int) -> Report:
-        """Return this report with another number of examples."""
-        return _with(self, "num_examples", number)
 
 
 @dataclass(eq=False)
@@ -154,7 +138,6 @@ class Task:
     roles: Roles = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_job(self.job)
         check_number("unasked", self.unasked)
         check_number("counted", self.counted)
         check_number("answered", self.answered)
@@ -170,7 +153,6 @@ class Reply:
     content: Content | str
 
     def __post_init__(self) -> None:
-        check_job(self.job)
         known = isinstance(self.content, (Update, Report, Skip, str))
         expect(known, "content", self.content, "an Update, a Report or a Skip")
         if isinstance(self.content, str):
@@ -221,7 +203,7 @@ Message: TypeAlias = Task | Offer | Permit | Reply | Introduction | Leave | Desc
 _WITHOUT_JOB = (Introduction, Leave, Describe, Description, End, Final)
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
 _CONTENTS: dict[str, type[Content]] = {kind.__name__: kind for kind in (Update, Report, Skip)}
-_PLAIN = tensors.messages()
+_OURS = (*_MESSAGES.values(), *_CONTENTS.values())
 
 
 def build(values: Any) -> Message:
@@ -267,68 +249,24 @@ def _split(name: str, values: Any, kinds: Mapping[str, Any]) -> tuple[Any, dict[
     return kinds[values["type"]], {name: value for name, value in values.items() if name != "type"}
 
 
-def _plain_message(message: Any) -> Any:
-    """Return the plain values of a message, which `build` reads. Returns any other object unchanged."""
-    for kind in _MESSAGES.values():
-        if isinstance(message, kind):
-            found = values(message)
-            if isinstance(message, (Task, Final)):
-                found["model"] = _plain_model(message.model)
-            elif isinstance(message, Reply):
-                found["content"] = _plain_content(message.content)
-            return found
-    return message
-
-
-def _plain_content(content: Content | str) -> Any:
-    if isinstance(content, str):
-        return content
-    found = values(content)
-    if isinstance(content, Update):
-        found |= {"model": _plain_model(content.model), "extra": _plain_model(content.extra)}
-    if not isinstance(content, Skip):
-        found["metrics"] = {name: _plain_metric(value) for name, value in content.metrics.items()}
-    return found
-
-
-def _plain_metric(value: Any) -> Any:
-    return {"sum": value.value} if isinstance(value, metrics.Sum) else value
-
-
-def _plain_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _plain_tensor(tensor) for name, tensor in model.items()}
-
-
-def _plain_tensor(tensor: Any) -> Any:
-    if isinstance(tensor, Packed):
-        return {"packed": [getattr(tensor, each.name) for each in fields(tensor)]}
-    return np.asarray(tensor) if isinstance(tensor, np.generic) else tensor
-
-
-def _dump(message: Any) -> Stream:
-    stream: Stream = _PLAIN.dump(_plain_message(message))
-    return stream
+def _plain(obj: Any) -> Any:
+    """Return what stands for an object in a message: the fields of ours, or the identifier of an array or tensor."""
+    if isinstance(obj, Packed):
+        return {"packed": [getattr(obj, each.name) for each in fields(obj)]}
+    if isinstance(obj, metrics.Sum):
+        return {"sum": obj.value}
+    return values(obj) if isinstance(obj, _OURS) else tensors.dump_plain(obj)
 
 
 def serialization(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> SerializationOptions:
     """Return the serialisation of messages. Those with more bytes of text, or more buffers, are not loaded."""
-    plain = tensors.messages(text, buffers)
-    return SerializationOptions(load=lambda stream: build(plain.load(stream)), dump=_dump)
-
-
-def _load_envelope(stream: Stream) -> Any:
-    """Return the envelope of a server's message, with its values, so that `build` need not parse them again."""
-    try:
-        found = _PLAIN.load(stream)
-    except Unreadable:  # of the arrays, perhaps: then the server gets the reason as the reply to this task
-        return envelope.ENVELOPES.load(stream)
-    message = envelope.read(found, stream)
-    return message._replace(values=found) if isinstance(message, envelope.Task) else message
+    serializer = JsonSerializer(_plain, tensors.load, text, buffers)
+    return SerializationOptions(load=lambda stream: build(serializer.load(stream)), dump=serializer.dump)
 
 
 MESSAGES = serialization()
 # Of a client that trains in the process that moves its messages.
-WITH_VALUES = SerializationOptions(load=_load_envelope, dump=envelope.ENVELOPES.dump)
+WITH_VALUES = envelope.with_values(tensors.messages().load, envelope.ENVELOPES, envelope.read)
 
 
 def counted(content: Content) -> Content:
@@ -336,10 +274,11 @@ def counted(content: Content) -> Content:
     return content if isinstance(content, Skip) or content.num_examples else Skip("it has no examples")
 
 
-def _with(content: Measured, name: str, value: object) -> Measured:
-    other = copy(content)
-    object.__setattr__(other, name, value)
-    return other
+def with_fields(content: Measured, **others: object) -> Measured:
+    """Return an Update or Report with other values of some fields. None is checked again."""
+    found = copy(content)
+    vars(found).update(others)
+    return found
 
 
 def _check_roles(roles: object) -> None:

@@ -91,9 +91,14 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: _plain(value) for name, value in metrics.items() if not isinstance(_plain(value), np.ndarray)}
 
 
-def for_json(metrics: Mapping[str, Plain]) -> dict[str, Any]:
-    """Return metrics as numbers and lists. NaN and infinity become None: JSON has neither."""
-    return {name: _for_json(value) for name, value in metrics.items()}
+def for_json(value: Plain) -> Any:
+    """Return a metric as a number or lists. NaN and infinity become None: JSON has neither."""
+    if not isinstance(value, np.ndarray):
+        return value if math.isfinite(value) else None
+    if not _is_finite(value):
+        value = value.astype(object)
+        value[~np.isfinite(value.astype(float))] = None
+    return value.tolist()
 
 
 def merged(
@@ -185,12 +190,3 @@ def _sum(values: Iterable[Any]) -> Any:
     for value in each:
         total += value
     return total
-
-
-def _for_json(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        return value if math.isfinite(value) else None
-    if not _is_finite(value):
-        value = value.astype(object)
-        value[~np.isfinite(value.astype(float))] = None
-    return value.tolist()

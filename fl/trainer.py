@@ -15,7 +15,7 @@ from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.envelope import Finished
 from fl.envelope import Task as Envelope
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, build, counted
+from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, build, counted, with_fields
 from fl.tensors.blocks import Scratch, check_finite, sources
 from fl.tensors.model import copied, difference
 from fl.tensors.roles import SENT, Roles, equal, of_role
@@ -104,7 +104,7 @@ class Trainer:
                 if packs:
                     trained = of_role(model, task.roles, "trained")
                     model |= self._packing.pack(task, trained, start, seconds, rate)
-                content = content.with_model(model)
+                content = with_fields(content, model=model)
             if purpose == "train":
                 self.state, self.local = state, local
         except Exception as error:  # of the user's function: the server gets it as the reply
@@ -207,7 +207,8 @@ class _Packing:
         compression = self._compression(task)
         if isinstance(compression, str):
             compression = choose(nbytes(start), sum(spec.size for spec in specs_of(start).values()), seconds, rate)
-            log.info("round %d: %s", task.job.round, _why(compression, rate))
+            link = "the link is not measured yet" if rate is None else f"the link takes {rate / 1000:.1f} kB a second"
+            log.info("round %d: %s; compression %s", task.job.round, link, compression)
         elif compression == Compression():
             return difference(model, start)
         if self._run != task.job.run:
@@ -225,8 +226,3 @@ class _Packing:
             residuals = self._compressor.residuals
             self._compressor = Compressor(compression, self.seed)
             self._compressor.residuals.update(residuals)
-
-
-def _why(compression: Compression, rate: float | None) -> str:
-    link = "the link is not measured yet" if rate is None else f"the link takes {rate / 1000:.1f} kB a second"
-    return f"{link}; compression {compression}"

@@ -18,12 +18,22 @@ import re
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
 from netq.errors import InvalidOption, InvalidSecurity, NotNow
-from netq.options import MqttOptions, Protocol, SealOptions, SecurityOptions
+from netq.options import (
+    CommunicatorOptions,
+    ConnectionOptions,
+    MqttOptions,
+    NetworkLocation,
+    Protocol,
+    SealOptions,
+    SecurityOptions,
+)
 from netq.text import describe, did_you_mean, printable
 from netq.utils.files import read_regular
 from netq.validate import is_function, is_whole
@@ -43,6 +53,15 @@ _OPTION = re.compile(
     r"|\b(?P<table>Connection|Mqtt|Seal|Security)Options(?P<key>\.(?=[a-z]))?"
     r"|^(?:Server|Patience|simulate)\."
 )
+
+
+# The tables of a server's connection, each with its keys.
+CONNECTION: dict[str, tuple[str, ...] | None] = {
+    "security": tuple(option.name for option in fields(SecurityOptions)),
+    "seal": tuple(option.name for option in fields(SealOptions)),
+    "mqtt": (*(option.name for option in fields(MqttOptions)), "password_file"),
+    "connection": tuple(option.name for option in fields(ConnectionOptions)),
+}
 
 
 class Override(NamedTuple):
@@ -179,6 +198,16 @@ class File:
         self.check(f"{table}.{key}", self.table(table)[key], os.path.isfile(path), expected, NotNow)
         return path
 
+    def communicator(self, netloc: NetworkLocation, protocol: Protocol) -> CommunicatorOptions:
+        """Return the options of the tables of a connection, which are all optional."""
+        return CommunicatorOptions(
+            netloc=netloc,
+            connection=self.options("connection", ConnectionOptions, self.table("connection")),
+            security=self.security(),
+            seal=self.seal(),
+            mqtt=self.mqtt(protocol),
+        )
+
     def security(self) -> SecurityOptions | None:
         """Return the options of [security]. The table turns TLS on: without it, None."""
         if "security" not in self.tables:
@@ -237,10 +266,8 @@ class File:
         where, name = f"{table}.{key}", self.table(table).get(key)
         if name is None:
             self.check(where, name, False, f'"module:function", as in "{example}"')
-        try:
+        with self.named():
             return function(where, name, example)
-        except InvalidOption as error:
-            raise self.wrong(str(error)) from error.__cause__
 
     def _read(self, table: str, key: str, is_right: Callable[[Any], bool], expected: str) -> Any:
         value = self.table(table).get(key)
@@ -254,6 +281,14 @@ class File:
         if not right:
             shown = "missing" if value is None else printable(repr(value), _LONGEST_VALUE)
             raise self.wrong(f"{where}: {shown}; expected {expected}", kind)
+
+    @contextmanager
+    def named(self, where: str = "") -> Iterator[None]:
+        """Raise an InvalidOption of the `with` block again as of this file. `where`: stands before its text."""
+        try:
+            yield
+        except InvalidOption as error:
+            raise self.wrong(f"{where}{in_file_terms(error)}") from error.__cause__
 
     def wrong(self, what: str, kind: type[InvalidOption] = InvalidOption) -> InvalidOption:
         """Return the InvalidOption that names this file, or where else a value came from, and what is wrong."""

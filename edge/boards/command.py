@@ -34,7 +34,7 @@ from edge.boards.network import Network
 from edge.boards.processes import PATIENCE, Agent, Ended
 from edge.boards.relay import Relay
 from edge.boards.tools import CannotSimulate, check_programs
-from netq.cli.terminal import sentence
+from netq.cli.terminal import fail
 from netq.errors import InvalidOption
 
 FOLDERS = Path("/run")  # where the folder of a run is; only root may write there
@@ -47,11 +47,11 @@ def main_simulate(options: argparse.Namespace) -> int:
         try:
             return _simulate(options, signals)
         except (InvalidOption, CannotSimulate) as error:
-            return _fail(error, 2)
+            return fail("edge", error, 2)
         except Interrupted:
             return signals.status
         except OSError as error:
-            return _fail(error, 1)
+            return fail("edge", error, 1)
 
 
 class Interrupted(BaseException):
@@ -233,8 +233,3 @@ def _conclude(ended: Sequence[Ended], signals: Signals) -> int:
     why = f"; {killed} ran out of memory: give --memory more" if killed else "; their lines above say why"
     print(f"edge: {len(failed)} of {len(ended)} boards failed: {', '.join(map(str, failed))}{why}", file=sys.stderr)
     return 1
-
-
-def _fail(error: Exception, status: int) -> int:
-    print(f"edge: {sentence(error)}", file=sys.stderr)
-    return status

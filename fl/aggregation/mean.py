@@ -208,14 +208,9 @@ def _move(mean: NDArray[Any], block: NDArray[Any], share: float, scratch: Scratc
     try:
         with np.errstate(over="raise"):
             np.subtract(block, mean, out=change, dtype=mean.dtype)
-    except FloatingPointError:  # the difference of two finite values overflows
-        _move_without_difference(mean, block, share)
+    except FloatingPointError:  # the difference of two finite values overflows: then equal values are rounded, too
+        np.multiply(mean, 1 - share, out=mean)
+        np.add(mean, block * share, out=mean)
         return
     np.multiply(change, share, out=change)
     np.add(mean, change, out=mean)
-
-
-def _move_without_difference(mean: NDArray[Any], block: NDArray[Any], share: float) -> None:
-    """Move the mean as `_move` does, but slower, and with rounding also for equal values."""
-    np.multiply(mean, 1 - share, out=mean)
-    np.add(mean, block * share, out=mean)

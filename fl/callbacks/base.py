@@ -54,39 +54,39 @@ class Callback:
         """The round has ended with this report and this model. Do not change the model."""
 
 
-class Callbacks:
-    """All callbacks of one server."""
+class Callbacks(Callback):
+    """Several callbacks as one: each method calls that of each."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
 
     @property
-    def stop(self) -> bool:
+    def stop(self) -> bool:  # type: ignore[override]  # of those that it calls
         """Whether one of them wants no further round."""
         return any(callback.stop for callback in self._callbacks)
 
     def check(self, model: Model) -> None:
-        """Call `check` of each. Raises what they raise."""
+        """Raise what they raise."""
         for callback in self._callbacks:
             callback.check(model)
 
     def federation_begins(self, details: Mapping[str, Any]) -> None:
-        """Call `federation_begins` of each."""
+        """Tell each."""
         for callback in self._callbacks:
             _call(callback.federation_begins, details)
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
-        """Call `round_begins` of each."""
+        """Tell each."""
         for callback in self._callbacks:
             _call(callback.round_begins, number, clients)
 
     def client_is(self, client: uuid.UUID, state: ClientState, size: int = 0) -> None:
-        """Call `client_is` of each."""
+        """Tell each."""
         for callback in self._callbacks:
             _call(callback.client_is, client, state, size)
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
-        """Call `round_ends` of each."""
+        """Tell each."""
         for callback in self._callbacks:
             _call(callback.round_ends, report, model)
 

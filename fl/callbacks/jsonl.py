@@ -12,12 +12,12 @@ import os
 import reprlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fl.callbacks.base import Callback, Callbacks, ClientState
+from fl.callbacks.base import Callback, Callbacks
 from fl.metrics import for_json
 from fl.metrics import scalars as numbers
 from fl.report import MEASURED, ClientFailure, FailureKind, RoundReport
@@ -28,6 +28,7 @@ from netq.validate import expect, is_function
 log = logging.getLogger("netq.fl")
 
 _BEGIN: dict[str, Any] = {}  # stands for a line before the first round
+_OF_CLIENTS = ("client_metrics", "client_evaluation", "num_examples", "evaluation_examples")
 
 Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 
@@ -38,34 +39,8 @@ def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, An
     client_metrics: whether to add the metrics and the number of examples of each client. Its arrays are not added: a
                     client could fill a disk.
     """
-    of_clients = {
-        "client_metrics": {str(p): for_json(numbers(each)) for p, each in report.client_metrics.items()},
-        "client_evaluation": {str(p): for_json(numbers(each)) for p, each in report.client_evaluation.items()},
-        "num_examples": {str(peer): number for peer, number in report.num_examples.items()},
-        "evaluation_examples": {str(peer): number for peer, number in report.evaluation_examples.items()},
-    }
-    return {
-        "round": report.number,
-        "clients": [str(peer) for peer in report.clients],
-        "failures": _failures(report.failures),
-        "evaluation_failures": _failures(report.evaluation_failures),
-        "attempt": report.attempt,
-        "suspended": [str(peer) for peer in report.suspended],
-        "staleness": {str(peer): rounds for peer, rounds in report.staleness.items()},
-        "metrics": for_json(report.metrics),
-        "evaluation": for_json(report.evaluation),
-        "skipped": {str(peer): reason for peer, reason in report.skipped.items()},
-        "evaluation_skipped": {str(peer): reason for peer, reason in report.evaluation_skipped.items()},
-        "not_finite": dict(report.not_finite),
-        "evaluation_not_finite": dict(report.evaluation_not_finite),
-        "left_out": dict(report.left_out),
-        "evaluation_left_out": dict(report.evaluation_left_out),
-        "shares": {str(peer): share for peer, share in report.shares.items()},
-        "seconds": report.seconds,
-        "bytes_in": report.bytes_in,
-        "bytes_out": report.bytes_out,
-        **(of_clients if client_metrics else {}),
-    }
+    names = [each.name for each in fields(report) if client_metrics or each.name not in _OF_CLIENTS]
+    return {"round" if name == "number" else name: _plain(getattr(report, name)) for name in names}
 
 
 def scalars(report: RoundReport) -> dict[str, float]:
@@ -87,8 +62,15 @@ def scalars(report: RoundReport) -> dict[str, float]:
     }
 
 
-def _failures(failures: Mapping[uuid.UUID, ClientFailure]) -> dict[str, dict[str, str]]:
-    return {str(peer): {"why": each.why.name, "reason": each.reason} for peer, each in failures.items()}
+def _plain(value: Any) -> Any:
+    """Return a field of a report for JSON."""
+    if isinstance(value, tuple):
+        return [str(peer) for peer in value]
+    if isinstance(value, ClientFailure):
+        return {"why": value.why.name, "reason": value.reason}
+    if isinstance(value, Mapping):  # in another one: the metrics of a client
+        return {str(key): _plain(numbers(each) if isinstance(each, Mapping) else each) for key, each in value.items()}
+    return value if isinstance(value, str) else for_json(value)
 
 
 def _counts(name: str, failures: Mapping[uuid.UUID, ClientFailure]) -> dict[str, float]:
@@ -96,7 +78,7 @@ def _counts(name: str, failures: Mapping[uuid.UUID, ClientFailure]) -> dict[str,
     return {f"{name}/{why.name.lower()}": kinds.count(why) for why in FailureKind}
 
 
-class Measured(Callback):
+class Measured(Callbacks):
     """Adds the result of `measure(model)` to the report's evaluation, then calls other callbacks with it.
 
     The names get the prefix `server_`, which no name of a client's metric in a report has. The server waits for
@@ -105,37 +87,15 @@ class Measured(Callback):
 
     def __init__(self, measure: Measure, callbacks: Iterable[Callback]) -> None:
         expect(is_function(measure), "Measured.measure", measure, "a function of a model, not an async one")
+        super().__init__(callbacks)
         self._measure = measure
-        self._callbacks = Callbacks(callbacks)
-
-    @property
-    def stop(self) -> bool:  # type: ignore[override]  # of those that it calls
-        """Whether one of the callbacks wants no further round."""
-        return self._callbacks.stop
-
-    def check(self, model: Model) -> None:
-        """Pass it on."""
-        self._callbacks.check(model)
-
-    def federation_begins(self, details: Mapping[str, Any]) -> None:
-        """Pass it on."""
-        self._callbacks.federation_begins(details)
-
-    def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
-        """Pass it on."""
-        self._callbacks.round_begins(number, clients)
-
-    def client_is(self, client: uuid.UUID, state: ClientState, size: int) -> None:
-        """Pass it on."""
-        self._callbacks.client_is(client, state, size)
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Measure, and pass the report on with the result. An attempt that does not count has no new model."""
-        if not report.clients:
-            self._callbacks.round_ends(report, model)
-            return
-        measured = {printable(f"{MEASURED}{name}"): value for name, value in self._results(model).items()}
-        self._callbacks.round_ends(replace(report, evaluation={**measured, **report.evaluation}), model)
+        if report.clients:
+            measured = {printable(f"{MEASURED}{name}"): value for name, value in self._results(model).items()}
+            report = replace(report, evaluation={**measured, **report.evaluation})
+        super().round_ends(report, model)
 
     def _results(self, model: Model) -> dict[str, float]:
         try:

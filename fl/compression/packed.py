@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fl.checks import expect
 from fl.compression import quantize, sparse
 from fl.errors import InvalidUpdate
-from fl.tensors.blocks import of_bits, sources
+from fl.tensors.blocks import bits_of, of_bits
 from fl.tensors.dtypes import DELTA_DTYPES, MAX_DIMS, TORCH_ONLY
 from fl.tensors.spec import Model, specs_of
 from netq.validate import is_whole
@@ -152,7 +152,7 @@ class Unpacked(Mapping[str, Any]):
         if not isinstance(packed, Packed):
             return packed
         try:
-            unpacked = packed.unpack(None if self._deltas else _array(name, self._start[name]))
+            unpacked = packed.unpack(None if self._deltas else bits_of(self._start[name]))
             return of_bits(unpacked, packed.dtype) if packed.dtype in TORCH_ONLY else unpacked
         except InvalidUpdate as error:
             raise InvalidUpdate(f"{name!r}: {error}") from error
@@ -174,12 +174,6 @@ def zstandard() -> Any:
     except ImportError as error:
         raise ImportError("zstd needs zstandard: pip install zstandard", name="zstandard") from error
     return zstandard
-
-
-def _array(name: str, tensor: Any) -> NDArray[Any]:
-    """Return a tensor as an array. Copies only from another device."""
-    [(_, source)] = sources({name: tensor}, specs_of({name: tensor}))
-    return source.bits
 
 
 def _expect_text(name: str, value: object, known: Mapping[str, Any] | tuple[str, ...]) -> None:

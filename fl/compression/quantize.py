@@ -110,7 +110,7 @@ def _scales(block: NDArray[np.float32], coding: str) -> NDArray[np.float32]:
     if coding in _LEVELS:
         scales = largest * np.float32(_SPARE / _LEVELS[coding])
     else:
-        # Scaled magnitudes of up to 2**15, half of float16's range.
+        # Scaled magnitudes are up to 2**15, half of float16's range.
         scales = np.ldexp(np.float32(1), np.frexp(largest)[1] - 15)
     scales[largest < _MIN_MAGNITUDE] = 0
     return scales

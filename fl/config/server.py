@@ -1,29 +1,8 @@
 """The TOML file of an aggregator: its tables and keys, and the objects that they describe.
 
 netq/toml_file.py reads the values. Called by fl/__main__.py and by scripts. Loading opens no connection and starts
-nothing; it imports the modules that the file names. Paths are relative to the folder of the file.
-docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of [server].
-
-[server]      host, port         the address to listen on; with "mqtt", the broker's. Required
-              rounds             number of rounds, those of a resumed checkpoint included. Required
-              stop_early         options of fl.EarlyStopping, as in { metric = "accuracy", patience = 10 }
-              linger             seconds for which a server whose rounds are all done tells late clients so; default 60
-              protocol, min_clients, wait, deadline, close_early, suspend_after, void_rounds, void_pause, grace,
-              evaluate, memory_limit, checkpoint
-[model]       initial            "module:function" that returns the first model. Required
-              measure            "module:function" that is called with each new model and returns metrics by name
-              save               path of the last model, an .npz or .safetensors file
-              save_best          a metric, or options of fl.SaveBest, as in { metric = "…", of = "median" }: the model
-                                 of its best round is in the file of `save` with "-best" in its name
-[roles]       "name or pattern"  a role of fl/tensors/roles.py, as in "head.*" = "local"
-[strategy]    name               a strategy of fl, or "module:Class"; default "FedAvg". Other keys are the options of
-                                 that class: see fl/config/strategy.py
-[security]    key, certificate, authority, revoked, post_quantum: see SecurityOptions; all but the last are paths. The
-                                 table turns TLS on
-[seal]        key, certificate, authority, revoked: see SealOptions; all are paths. The table turns sealing on
-[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
-[connection]  any field of netq.ConnectionOptions
-[callbacks]   progress, json, tensorboard, prometheus, mlflow: see CallbackOptions
+nothing; it imports the modules that the file names. Paths are relative to the folder of the file. `KEYS` has the
+tables, and docs/how-to/aggregator.md what they mean; fl.Server and the classes of the options document most keys.
 """
 
 from __future__ import annotations
@@ -47,25 +26,13 @@ from fl.server.validation import checked_evaluation
 from fl.tensors.files import check_name
 from fl.tensors.roles import ROLES, assign, check_values
 from netq.errors import InvalidOption, SecurityError
-from netq.options import (
-    CommunicatorOptions,
-    ConnectionOptions,
-    MqttOptions,
-    NetworkLocation,
-    Protocol,
-    SealOptions,
-    SecurityOptions,
-)
+from netq.options import CommunicatorOptions, NetworkLocation, Protocol
 from netq.text import describe
-from netq.toml_file import File, in_file_terms
-from netq.validate import is_number
+from netq.toml_file import CONNECTION, File, in_file_terms
 
-_ADDRESS = ("host", "port", "protocol")
 _PATIENCE = ("deadline", "close_early", "suspend_after", "void_rounds", "void_pause", "grace")  # fields of fl.Patience
+_COUNTS = ("min_clients", "wait", "suspend_after", "void_rounds")
 _SETTINGS = ("min_clients", "wait", *_PATIENCE, "evaluate", "memory_limit")
-
-
-_LINGER = "seconds, 0 or more, as in 60.0"
 
 
 @dataclass(frozen=True)
@@ -93,10 +60,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "model": ("initial", "measure", "save", "save_best"),
     "roles": None,  # the model's names
     "strategy": None,  # the options of the class
-    "security": tuple(option.name for option in fields(SecurityOptions)),
-    "seal": tuple(option.name for option in fields(SealOptions)),
-    "mqtt": (*(option.name for option in fields(MqttOptions)), "password_file"),
-    "connection": tuple(option.name for option in fields(ConnectionOptions)),
+    **CONNECTION,
     "callbacks": tuple(option.name for option in fields(CallbackOptions)),
 }
 
@@ -106,7 +70,7 @@ class Config:
     """The configuration of an aggregator."""
 
     path: Path
-    netloc: NetworkLocation
+    options: CommunicatorOptions
     rounds: int
     initial: Callable[[], Any]
     protocol: Protocol = Protocol.TCP
@@ -118,10 +82,6 @@ class Config:
     save_best: Mapping[str, Any] = field(default_factory=dict)  # arguments of fl.SaveBest; empty: none
     stop_early: Mapping[str, Any] = field(default_factory=dict)  # arguments of fl.EarlyStopping; empty: none
     strategy: fl.Strategy = field(default_factory=fl.FedAvg)
-    security: SecurityOptions | None = None
-    seal: SealOptions | None = None
-    mqtt: MqttOptions = field(default_factory=MqttOptions)
-    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     callbacks: CallbackOptions = field(default_factory=CallbackOptions)
 
     @classmethod
@@ -135,7 +95,7 @@ class Config:
         protocol = file.choice("server", "protocol", Protocol.TCP)
         return cls(
             path=file.path,
-            netloc=_netloc(file),
+            options=file.communicator(_netloc(file), protocol),
             rounds=file.whole("server", "rounds", "a whole number, 1 or more", 1),
             initial=_called_with(file, "initial"),
             protocol=protocol,
@@ -147,10 +107,6 @@ class Config:
             save_best=_save_best(file, save),
             stop_early=_stop_early(file),
             strategy=strategy.strategy(file),
-            security=file.security(),
-            seal=file.seal(),
-            mqtt=file.mqtt(protocol),
-            connection=file.options("connection", ConnectionOptions, file.table("connection")),
             callbacks=_callbacks(file),
         )
 
@@ -159,11 +115,8 @@ class Config:
 
         Raises InvalidOption as `load` does, also for certificates; CheckpointError; AddressError.
         """
-        options = CommunicatorOptions(
-            netloc=self.netloc, connection=self.connection, security=self.security, seal=self.seal, mqtt=self.mqtt
-        )
         settings = {
-            **self.arguments(),
+            **self.settings,
             "strategy": self.strategy,
             "protocol": self.protocol,
             "checkpoint": self.checkpoint,
@@ -174,15 +127,9 @@ class Config:
         else:
             make = partial(fl.Server, self.initial_model())
         try:
-            return make(options, **settings)
+            return make(self.options, **settings)
         except (InvalidOption, SecurityError) as error:
             raise InvalidOption(f"{self.path}: {in_file_terms(error)}") from error
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the settings as arguments of fl.Server. Raises InvalidOption."""
-        patience = {name: value for name, value in self.settings.items() if name in _PATIENCE}
-        others = {name: value for name, value in self.settings.items() if name not in _PATIENCE}
-        return {**others, "patience": fl.Patience(**patience)}
 
     def simulated(self) -> Config:
         """Return this configuration with other names for what it writes, so that a service's files stay as they are."""
@@ -191,7 +138,8 @@ class Config:
         best = dict(self.save_best)
         if best:
             best["path"] = _simulated(best["path"])
-        settings = {**self.settings, "void_pause": 0.0}  # nothing would change in a pause
+        patience = replace(self.settings.get("patience", fl.Patience()), void_pause=0.0)  # nothing would change in it
+        settings = {**self.settings, "patience": patience}
         return replace(self, settings=settings, save=_simulated(self.save), save_best=best, callbacks=callbacks)
 
     def initial_model(self) -> Mapping[str, Any]:
@@ -223,16 +171,9 @@ def _simulated(path: Path | None) -> Path | None:
 def load_connection(path: str | Path) -> tuple[CommunicatorOptions, Protocol]:
     """Read the tables that concern the connection, for a server that is not fl.Server. Raises InvalidOption."""
     file = File(Path(path), "the server's TOML file")
-    file.check_names({**{name: KEYS[name] for name in ("security", "seal", "mqtt", "connection")}, "server": _ADDRESS})
+    file.check_names({**CONNECTION, "server": ("host", "port", "protocol")})
     protocol = file.choice("server", "protocol", Protocol.TCP)
-    options = CommunicatorOptions(
-        netloc=_netloc(file),
-        connection=file.options("connection", ConnectionOptions, file.table("connection")),
-        security=file.security(),
-        seal=file.seal(),
-        mqtt=file.mqtt(protocol),
-    )
-    return options, protocol
+    return file.communicator(_netloc(file), protocol), protocol
 
 
 def _netloc(file: File) -> NetworkLocation:
@@ -257,72 +198,65 @@ def _called_with(file: File, key: str, *arguments: str) -> Callable[..., Any]:
 def _save(file: File) -> Path | None:
     path = file.output("model", "save", suffix=".new")
     if path is not None:
-        try:
+        with file.named():
             check_name(path, "model.save")
-        except InvalidOption as error:
-            raise file.wrong(str(error)) from None
     return path
 
 
 def _save_best(file: File, save: Path | None) -> dict[str, Any]:
-    """Return the arguments of fl.SaveBest, after a trial; empty without the key."""
-    value = file.table("model").get("save_best")
-    if value is None:
-        return {}
-    if save is None:
+    if save is None and "save_best" in file.table("model"):
         raise file.wrong("model.save_best: needs model.save, next to which the best model is written; set it")
-    options = {"metric": value} if isinstance(value, str) else value
     expected = 'a metric, as in "server_accuracy", or { metric = "server_distance", lowest = true }'
-    right = isinstance(options, dict) and "metric" in options and set(options) <= {"metric", "lowest", "of", "source"}
-    file.check("model.save_best", value, right, expected)
-    arguments = {"path": save.with_name(f"{save.stem}-best{save.suffix}"), **options}
-    _try("model.save_best", file, SaveBest, arguments)
-    return arguments
+    path = None if save is None else save.with_name(f"{save.stem}-best{save.suffix}")
+    return _watched(file, "model", "save_best", SaveBest, expected, path=path)
 
 
 def _stop_early(file: File) -> dict[str, Any]:
-    """Return the arguments of fl.EarlyStopping, after a trial; empty without the key."""
-    value = file.table("server").get("stop_early")
+    known = "metric, patience, min_delta, lowest, of, source"
+    expected = f'a table of {known}, as in {{ metric = "server_accuracy", patience = 10 }}'
+    return _watched(file, "server", "stop_early", EarlyStopping, expected)
+
+
+def _watched(
+    file: File, table: str, key: str, kind: Callable[..., object], expected: str, **more: object
+) -> dict[str, Any]:
+    """Return the arguments of a callback that watches a metric, after a trial; empty without the key."""
+    value = file.table(table).get(key)
     if value is None:
         return {}
-    known = ("metric", "patience", "min_delta", "lowest", "of", "source")
-    right = isinstance(value, dict) and "metric" in value and set(value) <= set(known)
-    expected = f'a table of {", ".join(known)}, as in {{ metric = "server_accuracy", patience = 10 }}'
-    file.check("server.stop_early", value, right, expected)
-    _try("server.stop_early", file, EarlyStopping, value)
-    return dict(value)
-
-
-def _try(key: str, file: File, kind: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+    options = {"metric": value} if isinstance(value, str) and more else value
+    known = inspect.signature(kind).parameters.keys() - more.keys()
+    right = isinstance(options, dict) and "metric" in options and options.keys() <= known
+    file.check(f"{table}.{key}", value, right, expected)
     try:
-        kind(**arguments)
+        kind(**more, **options)
     except InvalidOption as error:
-        raise file.wrong(f"{key}: {str(error).partition('.')[2]}") from None
+        raise file.wrong(f"{table}.{key}: {str(error).partition('.')[2]}") from None
+    return {**more, **options}
 
 
 def _linger(file: File) -> float:
-    if "linger" not in file.table("server"):
-        return Config.linger
-    seconds = file.seconds("server", "linger", _LINGER)
-    file.check("server.linger", seconds, is_number(seconds, 0), _LINGER)
+    seconds: float = file.table("server").get("linger", Config.linger)
+    right = type(seconds) in (int, float) and seconds >= 0
+    file.check("server.linger", seconds, right, "seconds, 0 or more, as in 60.0")
     return seconds
 
 
 def _settings(file: File) -> dict[str, Any]:
     """Return arguments of fl.Server that are passed on unchanged. It checks their ranges itself."""
     readers: dict[str, Callable[[str, str], Any]] = {
-        "min_clients": partial(file.whole, expected="a whole number"),
-        "wait": partial(file.whole, expected="a whole number"),
+        **dict.fromkeys(_COUNTS, partial(file.whole, expected="a whole number")),
         "deadline": partial(_seconds_by_round, file),
         "close_early": file.boolean,
-        "suspend_after": partial(file.whole, expected="a whole number"),
-        "void_rounds": partial(file.whole, expected="a whole number"),
         "void_pause": partial(file.seconds, expected="seconds, as in 1.0"),
         "grace": partial(file.seconds, expected="seconds, as in 10.0"),
         "evaluate": partial(_evaluate, file),
         "memory_limit": partial(file.whole, expected="a whole number of bytes"),
     }
     settings = {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
+    patience = {key: settings.pop(key) for key in _PATIENCE if key in settings}
+    if patience:
+        settings["patience"] = file.options("server", fl.Patience, patience)
     return {**settings, **_roles(file)}
 
 
@@ -330,10 +264,8 @@ def _seconds_by_round(file: File, table: str, key: str) -> Any:
     value = file.table(table)[key]
     if not isinstance(value, dict):
         return file.seconds(table, key, 'seconds, as in 600.0, or { schedule = "step", start = 600.0, … }')
-    try:
+    with file.named(f"{table}.{key}: "):
         return from_table(value)
-    except InvalidOption as error:
-        raise file.wrong(f"{table}.{key}: {error}") from None
 
 
 def _roles(file: File) -> dict[str, Any]:
@@ -349,42 +281,33 @@ def _evaluate(file: File, table: str, key: str) -> Any:
     value = file.table(table)[key]
     expected = "true, false, or a table, as in { fraction = 0.2, every = 5 }"
     file.check(f"{table}.{key}", value, isinstance(value, bool | dict), expected)
-    try:
+    with file.named():
         checked_evaluation(value)
-    except InvalidOption as error:
-        raise file.wrong(in_file_terms(error)) from None
     return value
 
 
 def _callbacks(file: File) -> CallbackOptions:
-    table = file.table("callbacks")
-    progress = "progress" in table and file.boolean("callbacks", "progress")
-    tensorboard = file.output("callbacks", "tensorboard", folder=True)
-    of_clients = "client_metrics" in table and file.boolean("callbacks", "client_metrics")
-    return CallbackOptions(
-        progress=progress,
-        json=file.output("callbacks", "json"),
-        client_metrics=of_clients,
-        tensorboard=tensorboard,
-        prometheus=_prometheus(file),
-        mlflow=_mlflow(file),
-    )
+    readers: dict[str, Callable[[str, str], Any]] = {
+        "progress": file.boolean,
+        "json": file.output,
+        "client_metrics": file.boolean,
+        "tensorboard": partial(file.output, folder=True),
+        "prometheus": partial(_prometheus, file),
+        "mlflow": partial(_mlflow, file),
+    }
+    return CallbackOptions(**{key: readers[key]("callbacks", key) for key in file.table("callbacks")})
 
 
-def _prometheus(file: File) -> tuple[str, int] | None:
-    value = file.table("callbacks").get("prometheus")
-    if value is None:
-        return None
+def _prometheus(file: File, table: str, key: str) -> tuple[str, int]:
+    value = file.table(table)[key]
     host, _, port = f"127.0.0.1:{value}".rpartition(":") if type(value) is int else str(value).rpartition(":")
     right = host != "" and port.isascii() and port.isdigit() and int(port) <= 65535
-    file.check("callbacks.prometheus", value, right, 'a port, as in 9100, or "host:port", as in "0.0.0.0:9100"')
+    file.check(f"{table}.{key}", value, right, 'a port, as in 9100, or "host:port", as in "0.0.0.0:9100"')
     return host, int(port)
 
 
-def _mlflow(file: File) -> str | None:
-    uri = file.table("callbacks").get("mlflow")
-    if uri is None:
-        return None
+def _mlflow(file: File, table: str, key: str) -> str:
+    uri = file.table(table)[key]
     right = isinstance(uri, str) and re.fullmatch(r"https?://[^/\s]\S*", uri) is not None
-    file.check("callbacks.mlflow", uri, right, 'the address of an MLflow server, as in "http://localhost:5000"')
+    file.check(f"{table}.{key}", uri, right, 'the address of an MLflow server, as in "http://localhost:5000"')
     return str(uri)

@@ -1,6 +1,6 @@
-"""The strategy that an aggregator's file names, with its options: the table [strategy]; and any file's compression.
+"""The strategy that an aggregator's file names, with its options: the table [strategy].
 
-Called by fl/config/server.py and edge/config.py. Knows no strategy by itself: the names are those of the classes of
+Called by fl/config/server.py. Knows no strategy by itself: the names are those of the classes of
 fl, or of anybody's own module, and the options those of the class's constructor. docs/reference/strategies.md
 lists all of them.
 """
@@ -15,7 +15,6 @@ from fl.compression.compressor import as_compression
 from fl.schedules import from_table, resolved
 from fl.server.validation import check_config
 from fl.strategies.base import as_discount, options_of
-from netq.errors import InvalidOption
 from netq.text import did_you_mean
 from netq.toml_file import File
 
@@ -35,7 +34,7 @@ def strategy(file: File) -> fl.Strategy:
         "config": lambda: _config(file),
         "staleness": lambda: _discount(file),
         "folder": lambda: file.folder("strategy", "folder"),
-        "compression": lambda: compression(file, "strategy"),
+        "compression": lambda: _compression(file),
     }
     options |= {key: read() for key, read in readers.items() if key in options}
     try:
@@ -69,15 +68,14 @@ STRATEGIES: dict[str, type[fl.Strategy]] = {
 }
 
 
-def compression(file: File, table: str) -> fl.Compression:
-    """Return the compression that a file's table names, as a table of its own or as a text. Raises InvalidOption."""
-    value = file.table(table)["compression"]
+def _compression(file: File) -> fl.Compression:
+    value = file.table("strategy")["compression"]
     try:
         return as_compression(value)
     except ValueError as error:
-        raise file.wrong(f"{table}.compression: {str(error).removeprefix('compression: ')}") from None
+        raise file.wrong(f"strategy.compression: {str(error).removeprefix('compression: ')}") from None
     except ImportError as error:
-        raise file.wrong(f"{table}.compression: {value!r}; {error}") from None
+        raise file.wrong(f"strategy.compression: {value!r}; {error}") from None
 
 
 def _config(file: File) -> dict[str, Any]:
@@ -86,14 +84,10 @@ def _config(file: File) -> dict[str, Any]:
     found = dict(config)
     for name, value in found.items():
         if isinstance(value, dict) and "schedule" in value:
-            try:
+            with file.named(f"strategy.config.{name}: "):
                 found[name] = from_table(value)
-            except InvalidOption as error:
-                raise file.wrong(f"strategy.config.{name}: {error}") from None
-    try:
+    with file.named():
         check_config(resolved(found, 1), "strategy.config")
-    except InvalidOption as error:
-        raise file.wrong(str(error)) from None
     return found
 
 
@@ -101,7 +95,5 @@ def _discount(file: File) -> Any:
     value = file.table("strategy")["staleness"]
     expected = '{ name = "polynomial", exponent = 0.5 }, "polynomial(0.5)" or "hinge(10, 4)"'
     file.check("strategy.staleness", value, isinstance(value, str | dict), expected)
-    try:
+    with file.named("strategy."):
         return as_discount(value)
-    except ValueError as error:
-        raise file.wrong(f"strategy.{error}") from None

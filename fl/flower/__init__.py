@@ -15,66 +15,39 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fl.flower._compat import KNOWN
-    from fl.flower.app_folder import AppFolder
-    from fl.flower.apps import ClientApp, ServerApp
-    from fl.flower.grid import Grid
-    from fl.flower.kernel_strategy import FedAvg, Kernel
-    from fl.flower.messages import node_id
-    from fl.flower.node import Node
-    from fl.flower.record_codec import Array, arrays
-    from fl.flower.replies import Streamed
-    from fl.flower.runner import run
-    from fl.flower.signed_app import ReceivedApps, SignedApp
-    from fl.flower.simulation import simulate
-
-__all__ = [
-    "run",
-    "Node",
-    "simulate",
-    "AppFolder",
-    "FedAvg",
-    "Grid",
-    "Streamed",
-    "Array",
-    "arrays",
-    "ClientApp",
-    "Kernel",
-    "KNOWN",
-    "ReceivedApps",
-    "ServerApp",
-    "SignedApp",
-    "node_id",
-]
+    from fl.flower._compat import KNOWN as KNOWN
+    from fl.flower.app_folder import AppFolder as AppFolder
+    from fl.flower.apps import ClientApp as ClientApp
+    from fl.flower.apps import ServerApp as ServerApp
+    from fl.flower.grid import Grid as Grid
+    from fl.flower.kernel_strategy import FedAvg as FedAvg
+    from fl.flower.kernel_strategy import Kernel as Kernel
+    from fl.flower.messages import node_id as node_id
+    from fl.flower.node import Node as Node
+    from fl.flower.record_codec import Array as Array
+    from fl.flower.record_codec import arrays as arrays
+    from fl.flower.replies import Streamed as Streamed
+    from fl.flower.runner import run as run
+    from fl.flower.runner import simulate as simulate
+    from fl.flower.signed_app import ReceivedApps as ReceivedApps
+    from fl.flower.signed_app import SignedApp as SignedApp
 
 # Of the public names. They are imported when they are first used: what moves messages needs neither Flower nor numpy.
 _MODULES = {
     "fl.flower._compat": ("KNOWN",),
     "fl.flower.app_folder": ("AppFolder",),
-    "fl.flower.apps": (
-        "ClientApp",
-        "ServerApp",
-    ),
+    "fl.flower.apps": ("ClientApp", "ServerApp"),
     "fl.flower.grid": ("Grid",),
     "fl.flower.messages": ("node_id",),
-    "fl.flower.kernel_strategy": (
-        "FedAvg",
-        "Kernel",
-    ),
+    "fl.flower.kernel_strategy": ("FedAvg", "Kernel"),
     "fl.flower.node": ("Node",),
-    "fl.flower.record_codec": (
-        "Array",
-        "arrays",
-    ),
+    "fl.flower.record_codec": ("Array", "arrays"),
     "fl.flower.replies": ("Streamed",),
-    "fl.flower.runner": ("run",),
-    "fl.flower.signed_app": (
-        "ReceivedApps",
-        "SignedApp",
-    ),
-    "fl.flower.simulation": ("simulate",),
+    "fl.flower.runner": ("run", "simulate"),
+    "fl.flower.signed_app": ("ReceivedApps", "SignedApp"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

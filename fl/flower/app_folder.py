@@ -106,11 +106,9 @@ class AppFolder:
         self._file.check(where, name, name is not None, f'"module:app", as in "{example}"')
         if on_path and str(self.path) not in sys.path:
             sys.path.insert(0, str(self.path))
-        try:
+        with self._file.named():
             app = named_object(where, name, example, "app")
             check(where, app)
-        except InvalidOption as error:
-            raise self._file.wrong(str(error)) from error.__cause__
         return app
 
 

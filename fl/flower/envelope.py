@@ -6,9 +6,11 @@ bytes as they came. fl/flower/messages.py reads all of it. Leave and End are fl'
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fl import envelope
 from fl.checks import expect
 from fl.envelope import MAX_NUMBER, End, check_number, values
 from fl.tensors.json_format import JsonSerializer
@@ -73,6 +75,9 @@ class Ask(NamedTuple):
     title: str  # type and round, for the log
     stream: Stream
     values: Any = None  # as of fl.envelope.Task
+    unasked: int = MAX_NUMBER  # as of fl.envelope.Task, and so are the next two: a node never waits with its reply
+    answered: int = MAX_NUMBER
+    deadline: float = math.inf
 
     @property
     def key(self) -> str:
@@ -102,11 +107,6 @@ class Files(NamedTuple):
         return f"the app {self.version}"
 
 
-def load(stream: Stream) -> Ask | Files | End:
-    """Return the envelope of a grid's message. Raises Unreadable."""
-    return read(_PLAIN.load(stream), stream)
-
-
 def read(found: Any, stream: Stream) -> Ask | Files | End:
     """Make the envelope of a message with these values. Raises Unreadable."""
     match found:
@@ -132,10 +132,12 @@ def _check_name(app: object) -> None:
 
 
 def _dump(message: Any) -> Stream:
+    if isinstance(message, envelope.Failure):
+        message = Failure(message.job[1], message.reason)
     return message if isinstance(message, Stream) else _PLAIN.dump(values(message))
 
 
 _PLAIN = JsonSerializer()
 
 # What arrives is an Ask, Files or an End. What is put is a Failure, Fetch, OtherApp or Leave, or a message's bytes.
-ENVELOPES = SerializationOptions(load=load, dump=_dump)
+ENVELOPES = SerializationOptions(load=lambda stream: read(_PLAIN.load(stream), stream), dump=_dump)

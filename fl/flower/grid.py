@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import flwr.serverapp
@@ -167,11 +166,9 @@ class Grid(flwr.serverapp.Grid):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """End the run. After an error, only drop the links: the nodes then wait for the next grid."""
-        self.close(10.0 if error is None else 0.0)
+        self.close(10.0 if kind is None else 0.0)
 
     # The interface of Flower's Grid.
 

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from flwr.app import Metadata, RecordDict
 
-from fl.envelope import MAX_NUMBER, End, Leave, values
+from fl.envelope import MAX_NUMBER, Leave, values, with_values
 from fl.errors import InvalidUpdate
 from fl.flower import envelope
 from fl.flower.envelope import NAME, VERSION, Failure, Fetch, OtherApp, is_name
@@ -159,20 +159,10 @@ def _dump(message: Any) -> Stream:
     return _SERIALIZER.dump(values(message) if is_dataclass(message) else message)
 
 
-def _load_envelope(stream: Stream) -> Any:
-    """Return the envelope of a grid's message, with its values, so that they are parsed once."""
-    try:
-        found = _SERIALIZER.load(stream)
-    except Unreadable:  # of the arrays, perhaps: then the grid gets the reason as the reply to this message
-        return envelope.load(stream)
-    message = envelope.read(found, stream)
-    return message if isinstance(message, End) else message._replace(values=found)
-
-
 # What arrives are plain values, for `read`. What is put is a message.
 MESSAGES = SerializationOptions(load=_SERIALIZER.load, dump=_dump)
 # Of a node that runs its app in the process that moves its messages.
-WITH_VALUES = SerializationOptions(load=_load_envelope, dump=envelope.ENVELOPES.dump)
+WITH_VALUES = with_values(_SERIALIZER.load, envelope.ENVELOPES, envelope.read)
 
 
 def title_of(message_type: str, group: str, content: RecordDict) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import netq
+from fl.conversation import Conversation, KnownServer
 from fl.flower.apps import ClientApp, check_client_app
-from fl.flower.conversation import Conversation
+from fl.flower.inbox import Inbox
 from fl.flower.messages import WITH_VALUES, check_config, node_id
 from fl.flower.node_tasks import NodeTasks
 from fl.flower.signed_app import ReceivedApps
@@ -54,11 +55,13 @@ class Node:
         options = replace(options or netq.CommunicatorOptions(), serialization=WITH_VALUES)
         has = self._app.has if isinstance(self._app, ReceivedApps) else None
         tasks: NodeTasks | None = None  # outlives a session that ends before the run
+        link = KnownServer()
 
         def serve(grid: netq.Communicator, membership: Membership) -> None:
             nonlocal tasks
             tasks = tasks or NodeTasks(self._app, node_id(grid.id), self._config, copy=self._copy)
-            conversation = Conversation(grid, membership, self._version, has, options.connection.memory)
+            inbox = Inbox(grid, self._version, has, options.connection.memory)
+            conversation = Conversation(grid, membership, link, inbox=inbox)
             while (task := conversation.next_task()) is not None:
                 delivery = conversation.reply(task, tasks.answer(task))
                 if delivery is not None:  # the app may change its arrays when it handles the next message

@@ -78,27 +78,13 @@ def reply(asked: Metadata, answer: RecordDict | Error) -> Message:
         src_task_id=asked.dst_task_id,
         dst_task_id=asked.src_task_id,
     )
-    return _message(metadata, answer)
+    if isinstance(answer, Error):
+        return make_message(metadata, error=answer)
+    return make_message(metadata, content=answer)
 
 
 def reply_to_nothing(run: int, id: str) -> Message:
     """Return an error in place of the reply to an unknown message, as Flower's grids do."""
-    metadata = Metadata(
-        run_id=run,
-        message_id=uuid.uuid4().hex,
-        src_node_id=SUPERLINK_NODE_ID,
-        dst_node_id=SUPERLINK_NODE_ID,
-        reply_to_message_id=id,
-        group_id="",
-        created_at=time.time(),
-        ttl=0.0,
-        message_type=SYSTEM_MESSAGE_TYPE,
-    )
+    asked = Metadata(run, id, SUPERLINK_NODE_ID, SUPERLINK_NODE_ID, "", "", 0.0, 0.0, SYSTEM_MESSAGE_TYPE)
     reason = f"the message {id!r} was not sent by this grid, or its reply was taken or dropped"
-    return _message(metadata, Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
-
-
-def _message(metadata: Metadata, answer: RecordDict | Error) -> Message:
-    if isinstance(answer, Error):
-        return make_message(metadata, error=answer)
-    return make_message(metadata, content=answer)
+    return reply(asked, Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))

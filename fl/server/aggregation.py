@@ -16,7 +16,7 @@ import numpy as np
 from fl.aggregation.statistics import Statistics
 from fl.compression.packed import Packed, Unpacked
 from fl.errors import InvalidUpdate
-from fl.messages import Update
+from fl.messages import Update, with_fields
 from fl.strategies.base import Strategy
 from fl.tensors.blocks import Scratch, check_names, flat, is_finite, restore, source_of
 from fl.tensors.model import check
@@ -52,7 +52,7 @@ class Aggregation:
         trained = Unpacked({name: found[name] for name in start}, start, deltas=self._strategy.deltas)
         statistics = self._statistics.read(model, found)
         weight = update.num_examples * self._strategy.discount(staleness)
-        self._strategy.fold(start, update.with_model(trained), client=client, staleness=staleness)
+        self._strategy.fold(start, with_fields(update, model=trained), client=client, staleness=staleness)
         self._statistics.fold(statistics, weight)
 
     def finish(self, model: Model, number: int) -> dict[str, Any]:

@@ -27,9 +27,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from fl.errors import CheckpointError, InvalidUpdate
 from fl.strategies.base import Strategy
-from fl.tensors.checks import unserializable
 from fl.tensors.roles import State, are_roles, assign
-from fl.tensors.serialization import own_file
+from fl.tensors.serialization import own_file, unserializable
 from netq.buffers import Buffer
 from netq.errors import InvalidOption, Unreadable
 from netq.protocol.memory import Memory

@@ -79,7 +79,8 @@ class TaskDispatcher(Generic[Key]):
     grace:   seconds without a connection after which a peer is lost.
     receive: called with each message, by the thread that reads it. Calls `answer` if the message answers a task.
              Returns whether a task or a session calls for such a message. Raises Unreadable for one that is not valid.
-    over:    called by the same thread when a peer's session is over, behind the last message of the session.
+    begins:  called with each peer whose session begins, in the communicator's loop, which must not wait.
+    over:    called as `receive` is when a peer's session is over, behind the last message of the session.
     noun:    what a task is called in the reasons of failures.
     limit:   what its time limit is called there.
     """
@@ -90,6 +91,7 @@ class TaskDispatcher(Generic[Key]):
         protocol: netq.Protocol,
         grace: float,
         receive: Callable[[uuid.UUID, Any], bool],
+        begins: Callable[[uuid.UUID], object] = lambda peer: None,
         over: Callable[[uuid.UUID], object] = lambda peer: None,
         *,
         noun: str = "task",
@@ -98,6 +100,7 @@ class TaskDispatcher(Generic[Key]):
         # From the caller: fixed from the start.
         self._grace = grace
         self._receive = receive
+        self._begins = begins
         self._over = over
         self._noun = noun
         self._limit = limit
@@ -422,6 +425,7 @@ class TaskDispatcher(Generic[Key]):
         """Return events that call the user's too. They run in the communicator's loop, which must not wait."""
 
         def ini(peer: uuid.UUID) -> None:
+            self._begins(peer)
             self.sessions_changed.set()
             if user.ini is not None:
                 user.ini(peer)

@@ -79,11 +79,9 @@ class Members:
         self._admission = Admission(bounds.room)
         self._asks = 0  # calls of `ask`
         self._next_check = 0.0  # by time.monotonic()
-        options = replace(
-            options, serialization=serialization(bounds.text, bounds.buffers), events=self._events(options.events)
-        )
+        options = replace(options, serialization=serialization(bounds.text, bounds.buffers))
         self._dispatcher: TaskDispatcher[Key] = TaskDispatcher(
-            options, protocol, grace, self._receive, self._session_over
+            options, protocol, grace, self._receive, self._session_begins, self._session_over
         )
         self.queue = self._dispatcher.queue
         self.sessions_changed = self._dispatcher.sessions_changed
@@ -388,6 +386,10 @@ class Members:
                 self._refuse(member, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
                 return False
 
+    def _session_begins(self, peer: uuid.UUID) -> None:
+        """Note when it was. Runs in the communicator's loop."""
+        self._begun.append((peer, time.monotonic()))
+
     def _session_over(self, peer: uuid.UUID) -> None:
         """Forget what a client has said in its session. The dispatcher calls this behind the session's last message."""
         member = self.of(peer)
@@ -509,16 +511,6 @@ class Members:
         task = member.task
         if task is not None and self._dispatcher.answer(Key(member.id, task.job), ClientFailure(why, reason)):
             self._free(member)
-
-    def _events(self, user: netq.EventOptions) -> netq.EventOptions:
-        """Return events that call the user's too. They run in the communicator's loop."""
-
-        def ini(peer: uuid.UUID) -> None:
-            self._begun.append((peer, time.monotonic()))
-            if user.ini is not None:
-                user.ini(peer)
-
-        return replace(user, ini=ini)
 
 
 def _info(member: Member) -> ClientInfo:

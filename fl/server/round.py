@@ -19,7 +19,7 @@ from typing import Generic, cast
 from fl.callbacks.base import Callbacks, ClientState
 from fl.envelope import Job
 from fl.errors import InvalidUpdate
-from fl.messages import Content, Measured, Skip, Task, Update
+from fl.messages import Content, Measured, Skip, Task, Update, with_fields
 from fl.report import ClientFailure, FailureKind
 from fl.server.answers import Answers
 from fl.server.member import Member, MemberEvent
@@ -141,8 +141,9 @@ class Round(Generic[Measured]):
             self._fail(member, ClientFailure(FailureKind.STALE, reason))
             self._members.settle(member, MemberEvent.FAIL)
         else:
-            bounded = content.with_examples(self._strategy.examples(content.num_examples))
-            return Arrival(member.id, cast(Measured, bounded), staleness)
+            answer = cast(Measured, content)
+            bounded = with_fields(answer, num_examples=self._strategy.examples(answer.num_examples))
+            return Arrival(member.id, bounded, staleness)
         return None
 
     def _failure_of(self, error: Exception) -> ClientFailure:

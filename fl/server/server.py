@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import netq
@@ -235,7 +234,8 @@ class Server:
         """Wait until `count` clients are connected, and return all that are. Raises TimeoutError, Closed."""
 
         def connected() -> tuple[uuid.UUID, ...]:
-            self._check_open()
+            if self._closed.is_set():
+                raise netq.Closed(self._members.queue.id, "this server is closed")
             return self.clients
 
         members = self._members
@@ -267,13 +267,11 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """End the federation. After an error, only drop the links: the clients then wait for the next server."""
         timeout = 0.0
         try:
-            if error is None:
+            if kind is None:
                 self._hand_out()
                 timeout = 10.0
         finally:  # also after a Ctrl-C of somebody who does not want to wait for a slow client
@@ -528,10 +526,6 @@ class Server:
             "config": details.plain(self._client_config(self.number + 1)),
             "versions": details.versions(),
         }
-
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise netq.Closed(self._members.queue.id, "this server is closed")
 
     def _traffic(self, begin: float, before: _Figures) -> tuple[int, int]:
         """Return the message bytes received and sent since `begin`, when the figures were `before`."""

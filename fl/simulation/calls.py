@@ -1,7 +1,7 @@
 """Calls of the clients' functions in one worker process: one at a time, each with random numbers of its own.
 
 A fork has its parent's random state: without a new seed, clients of different processes would draw equal numbers.
-Made in the parent process, before it forks, by fl/simulation/simulate.py and fl/flower/simulation.py. Used in the
+Made in the parent process, before it forks, by fl/simulation/simulate.py and fl/flower/runner.py. Used in the
 worker, by the threads of its clients.
 """
 

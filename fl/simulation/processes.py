@@ -1,6 +1,6 @@
 """Starts the worker processes of a simulation, collects their errors, and ends them.
 
-Called by fl/simulation/simulate.py and fl/flower/simulation.py; the code that runs in a worker is
+Called by fl/simulation/simulate.py and fl/flower/runner.py; the code that runs in a worker is
 fl/simulation/worker.py. Knows nothing of rounds.
 docs/explanation/design.md, "Libraries taken and not taken", says why this is not multiprocessing.Process.
 """
@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Any, Self
 
 import netq
@@ -85,21 +84,19 @@ class WorkerPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Wait shortly for the processes after the last round, then end all of them.
 
         Raises SimulationError for an error that arrived too late to close the server, as one in the last round may.
         """
-        if self._receiver is not None and error is None:
+        if self._receiver is not None and kind is None:
             self._receiver.join(_EXIT_TIMEOUT)
         self._end()
         if self._receiver is not None:
             self._receiver.join()  # the processes have ended, so their pipes are at the end
         for worker in self._workers:
             worker.pipe.close()
-        if error is None and self._error is not None:
+        if kind is None and self._error is not None:
             raise SimulationError(str(self._error))
 
     def start(self, how: str) -> None:
@@ -183,7 +180,7 @@ def _fork(share: Share, calls: Calls, theirs: Connection, ours: Sequence[Connect
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # otherwise both processes write what is buffered
     with warnings.catch_warnings():
-        # That of Python 3.12, about threads: see docs/how-to/simulation.md.
+        # Of Python 3.12, about threads: see docs/how-to/simulation.md.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid != 0:

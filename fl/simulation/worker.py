@@ -1,6 +1,6 @@
 """A worker process of a simulation: runs some of the clients, each with a communicator and a thread of its own.
 
-The clients are fl.Clients, or Flower's nodes (fl/flower/simulation.py). Started by fl/simulation/processes.py, with one
+The clients are fl.Clients, or Flower's nodes (fl/flower/runner.py). Started by fl/simulation/processes.py, with one
 pipe to the parent process. The parent sends the server's address, then whose turn it is to answer. The worker sends the
 first error, or None when all its clients are done. When the pipe closes, the worker exits.
 """

@@ -10,17 +10,16 @@ import math
 import uuid
 from typing import Any
 
-from fl.aggregation.mean import WeightedMean
 from fl.errors import InvalidUpdate
 from fl.messages import Update
-from fl.strategies.base import Discount, Strategy, polynomial, within
+from fl.strategies.base import Discount, MeanStrategy, polynomial, within
 from fl.tensors.dtypes import DELTA_DTYPES
 from fl.tensors.model import is_difference
 from fl.tensors.spec import Model, zeros_like
 from netq.validate import whole
 
 
-class FedAsync(Strategy):
+class FedAsync(MeanStrategy):
     """Asynchronous averaging: each update moves the model towards itself, by less the staler it is.
 
     mixing:    how far an update moves the model; the paper's alpha.
@@ -37,10 +36,6 @@ class FedAsync(Strategy):
         self._mixing = within("mixing", mixing, 0, 1)
         self._factor = 0.0
 
-    def begin(self, model: Model) -> None:
-        """Allocate the memory of one update."""
-        self._mean = WeightedMean(model)
-
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Store the update and the factor of the move."""
         self._mean.fold(update.model, 1.0)
@@ -50,12 +45,8 @@ class FedAsync(Strategy):
         """Return the model, moved towards the update."""
         return self._mean.finish_towards(model, self._factor)
 
-    def abandon(self) -> None:
-        """Discard the update."""
-        self._mean.reset()
 
-
-class FedBuff(Strategy):
+class FedBuff(MeanStrategy):
     """Buffered asynchronous aggregation: adds the mean of K changes, each relative to the model that its client got.
 
     size:          number of changes to a new model; the paper's K.
@@ -76,7 +67,7 @@ class FedBuff(Strategy):
 
     def begin(self, model: Model) -> None:
         """Allocate the memory of the mean change. Raises InvalidUpdate for dtypes that have no differences."""
-        self._mean = WeightedMean(model)
+        super().begin(model)
         self._differences = {name for name, tensor in model.items() if is_difference(name, tensor)}
         if missing := zeros_like(model).keys() - self._differences:
             names = ", ".join(sorted(missing))
@@ -99,7 +90,3 @@ class FedBuff(Strategy):
                 block.value *= factor
                 block.value += block.model
         return self._mean.finish()
-
-    def abandon(self) -> None:
-        """Discard the changes."""
-        self._mean.reset()

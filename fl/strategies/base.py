@@ -25,6 +25,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from fl.aggregation.mean import WeightedMean
 from fl.compression.compressor import Compression, as_compression
 from fl.messages import Update
 from fl.properties import Properties, Where, check_where, matches
@@ -61,6 +62,7 @@ class Strategy(abc.ABC):
     least = 1  # updates; with fewer, `finish` raises TooFewUpdates. A property if it depends on options
     deltas = False  # whether `fold` gets the differences from the model that the client was sent, instead of models
     roles: tuple[Role, ...] = ("trained",)  # of the tensors that it gets; the server takes the means of the others
+    seed = 0  # of the selection: the option
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class Strategy(abc.ABC):
         check_where(where, f"{type(self).__name__}.where")
         self._where = where
         self.properties: Mapping[uuid.UUID, Properties] = {}
-        self._seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
+        self.seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
         bounded = max_examples in (None, "equal") or is_whole(max_examples, 1)
         expect(bounded, f"{type(self).__name__}.max_examples", max_examples, "a whole number of 1 or more, or 'equal'")
         self._max_examples = 1 if isinstance(max_examples, str) else max_examples
@@ -104,7 +106,7 @@ class Strategy(abc.ABC):
                 log.warning("round %d: no client has the properties that are wanted: %s", number, self._where)
                 return []
         count = math.ceil(self.enough(len(clients)) * (1 + self._oversample))
-        return random.Random(f"{self._seed} {number}").sample(sorted(clients), min(count, len(clients)))
+        return random.Random(f"{self.seed} {number}").sample(sorted(clients), min(count, len(clients)))
 
     def _is_wanted(self, client: uuid.UUID) -> bool:
         properties = self.properties.get(client, {})
@@ -122,11 +124,6 @@ class Strategy(abc.ABC):
     def config(self, number: int) -> Mapping[str, Any]:
         """Return the config that the clients get with the model in round `number`."""
         return self._config
-
-    @property
-    def seed(self) -> int:
-        """The seed of the selection."""
-        return self._seed
 
     def examples(self, claimed: int) -> int:
         """Return the number of examples by which an answer counts, of the number that its client claims."""
@@ -174,6 +171,18 @@ class Strategy(abc.ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # a strategy without state has none to restore
         """Continue from what `state` returned. Called before `begin`."""
+
+
+class MeanStrategy(Strategy):
+    """A strategy that folds updates into one mean, `self._mean`. Subclasses write `fold` and `finish`."""
+
+    def begin(self, model: Model) -> None:
+        """Allocate the memory of the mean."""
+        self._mean = WeightedMean(model)
+
+    def abandon(self) -> None:
+        """Discard the updates."""
+        self._mean.reset()
 
 
 def options_of(kind: type) -> list[str]:

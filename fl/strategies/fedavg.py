@@ -11,15 +11,14 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from fl.aggregation.mean import WeightedMean
 from fl.errors import CheckpointError
 from fl.messages import Update
-from fl.strategies.base import Strategy, within
+from fl.strategies.base import MeanStrategy, within
 from fl.strategies.server_optimizers import Adaptive, Momentum, Optimizer, adagrad, adam, yogi
 from fl.tensors.spec import Model
 
 
-class FedAvg(Strategy):
+class FedAvg(MeanStrategy):
     """Federated averaging: the mean of the clients' models, weighted by numbers of examples.
 
     optimizer: makes the next model from the mean (fl/strategies/server_optimizers.py); None: the mean is the model.
@@ -32,10 +31,6 @@ class FedAvg(Strategy):
         super().__init__(**options)
         self._optimizer = optimizer
 
-    def begin(self, model: Model) -> None:
-        """Allocate the memory of the mean."""
-        self._mean = WeightedMean(model)
-
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Fold the model into the mean."""
         self._mean.fold(update.model, update.num_examples * self.discount(staleness))
@@ -46,10 +41,6 @@ class FedAvg(Strategy):
             for block in self._mean.blocks(model):
                 self._optimizer.step(block)
         return self._mean.finish()
-
-    def abandon(self) -> None:
-        """Discard the updates."""
-        self._mean.reset()
 
     def reject(self) -> None:
         """Discard the updates, and reset the optimizer."""
@@ -94,7 +85,7 @@ class FedAdagrad(FedAvg):
     def __init__(
         self, learning_rate: float = 0.1, beta_1: float = 0.0, adaptivity: float = 1e-3, **options: Any
     ) -> None:
-        super().__init__(optimizer=Adaptive(adagrad(), learning_rate, beta_1, adaptivity), **options)
+        super().__init__(optimizer=Adaptive(adagrad, learning_rate, beta_1, adaptivity), **options)
 
 
 class FedAdam(FedAvg):

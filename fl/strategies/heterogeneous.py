@@ -14,7 +14,7 @@ from typing import Any
 from fl.aggregation.mean import WeightedMean
 from fl.errors import InvalidUpdate
 from fl.messages import Update
-from fl.strategies.base import Strategy, within
+from fl.strategies.base import MeanStrategy, within
 from fl.tensors.model import check, squared_distance
 from fl.tensors.spec import Model, zeros_like
 
@@ -23,7 +23,7 @@ _MIN_LOSS = 1e-10  # a smaller loss counts as this: it is raised to a negative p
 _MAX_Q = 30  # _MAX_METRIC and _MIN_LOSS to this power are finite floats above 0
 
 
-class QFedAvg(Strategy):
+class QFedAvg(MeanStrategy):
     """Fair averaging: a client on whose data the round's model has a larger loss weighs more.
 
     q:             degree of fairness; 0 gives equal weights.
@@ -34,16 +34,13 @@ class QFedAvg(Strategy):
     Source: Li et al., 2020, "Fair resource allocation in federated learning", algorithm 2.
     """
 
+    _normaliser = 0.0
+
     def __init__(self, q: float = 0.1, learning_rate: float = 0.1, loss: str = "loss", **options: Any) -> None:
         super().__init__(**options)
         self._q = within("q", q, 0, _MAX_Q, include_low=True)
         self._smoothness = 1 / within("learning_rate", learning_rate, 0, math.inf)
         self._loss = loss
-
-    def begin(self, model: Model) -> None:
-        """Allocate the memory of the mean."""
-        self._mean = WeightedMean(model)
-        self._normaliser = 0.0
 
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Fold the model with a weight of loss ** q, and add to the sum that limits the step."""
@@ -70,11 +67,11 @@ class QFedAvg(Strategy):
 
     def abandon(self) -> None:
         """Discard the updates."""
-        self._mean.reset()
+        super().abandon()
         self._normaliser = 0.0
 
 
-class FedNova(Strategy):
+class FedNova(MeanStrategy):
     """Normalised averaging: a client that takes more local steps than others does not bias the model to its data.
 
     steps: name of the metric of each update with the number of local steps; with local momentum, the norm of the
@@ -84,14 +81,11 @@ class FedNova(Strategy):
     equation 6, with weights by numbers of examples.
     """
 
+    _examples = _work = 0.0
+
     def __init__(self, steps: str = "steps", **options: Any) -> None:
         super().__init__(**options)
         self._steps = steps
-
-    def begin(self, model: Model) -> None:
-        """Allocate the memory of the mean."""
-        self._mean = WeightedMean(model)
-        self._examples = self._work = 0.0
 
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Fold the change per step into the mean."""
@@ -111,11 +105,11 @@ class FedNova(Strategy):
 
     def abandon(self) -> None:
         """Discard the updates."""
-        self._mean.reset()
+        super().abandon()
         self._examples = self._work = 0.0
 
 
-class Scaffold(Strategy):
+class Scaffold(MeanStrategy):
     """SCAFFOLD: control variates of the server and of the clients correct the drift of clients with different data.
 
     The server's variate is sent with the task (config["control"]). A client trains with fl.ControlVariate, and returns
@@ -136,7 +130,8 @@ class Scaffold(Strategy):
     def begin(self, model: Model) -> None:
         """Allocate the memory of the means of models and of variate changes."""
         self._control = self._control or zeros_like(model)
-        self._mean, self._changes = WeightedMean(model), WeightedMean(self._control)
+        self._changes = WeightedMean(self._control)
+        super().begin(model)
 
     def select(self, number: int, clients: Sequence[uuid.UUID]) -> Sequence[uuid.UUID]:
         """Select clients as Strategy does, and store the number of connected clients for `finish`."""
@@ -170,7 +165,7 @@ class Scaffold(Strategy):
 
     def abandon(self) -> None:
         """Discard the updates."""
-        self._mean.reset()
+        super().abandon()
         self._changes.reset()
 
     def reject(self) -> None:

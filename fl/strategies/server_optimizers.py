@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,20 +137,13 @@ class Adaptive:
         self._second.restore(state["second"])
 
 
-class Moment(Protocol):
-    """Updates the second moment from the squares of the changes."""
-
-    def __call__(self, second: NDArray[Any], square: NDArray[Any]) -> None:
-        """Change `second` in place."""
+# Updates the second moment, in place, from the squares of the changes.
+Moment: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], None]
 
 
-def adagrad() -> Moment:
+def adagrad(second: NDArray[Any], square: NDArray[Any]) -> None:
     """Sum the squares."""
-
-    def moment(second: NDArray[Any], square: NDArray[Any]) -> None:
-        second += square
-
-    return moment
+    second += square
 
 
 def adam(beta_2: float) -> Moment:

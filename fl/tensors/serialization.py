@@ -2,11 +2,10 @@
 
 Owns the identifiers of arrays and tensors: `dump` and `load`. fl's own messages have them in JSON (fl/tensors/
 json_format.py). A communicator of a user takes its options from `serialization`: pickles with these as persistent
-identifiers, in which the one global is `STORAGE` (fl/tensors/storage.py).
+identifiers, in which the globals are `STORAGE` (fl/tensors/storage.py) and netq's form of numpy scalars.
 Never imports torch: in a program that has not imported it, torch tensors arrive as numpy arrays.
 
     ("numpy" | "torch" | "parameter", Storage, dtype, shape, strides, requires_grad)
-    ("scalar", dtype, bytes)
 
 `dtype` is numpy's ("<f4") for numpy and torch's ("bfloat16", little-endian) for torch. `strides` are in elements, None
 for C order. Memory is not copied if the elements fill it without gaps, in any order of dimensions; other layouts are
@@ -16,11 +15,13 @@ tensors share memory again when they arrive. Not sent: a tensor's `grad`, its ho
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT, JsonSerializer
 from fl.tensors.storage import STORAGE, Storage
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
+from netq.utils import data_pickle
 from netq.utils.stream import PickleSerializer
 from netq.validate import is_whole
 
@@ -48,6 +50,7 @@ _TORCH: dict[str, np.dtype[Any] | None] = {
     **{name: np.dtype(name).newbyteorder("<") for name in _IN_BOTH},
     **dict.fromkeys(TORCH_ONLY),
 }
+_SCALAR = "numpy.generic"  # netq has a form for scalars
 _BOOLS = ("|b1", "bool")
 _KINDS = ("numpy", "torch", "parameter")
 _MAX_SIZE = 2**62  # elements of a dimension, or of a stride
@@ -61,13 +64,29 @@ def serialization(*allow: str) -> SerializationOptions:
     `allow` is as for `PickleSerializer.allow_by_name`. The state_dict of a torch module is a
     "collections.OrderedDict"; `dict(module.state_dict())` needs no name.
     """
-    serializer = PickleSerializer(PickleSerializer.allow_by_name(STORAGE, *allow), dump, load)
+    serializer = PickleSerializer(PickleSerializer.allow_by_name(STORAGE, _SCALAR, *allow), dump, load)
     return SerializationOptions(load=serializer.load, dump=serializer.dump)
 
 
 def own_file() -> PickleSerializer:
     """Return the serialiser of a file that this program reads again: as `serialization`, for any number of tensors."""
-    return PickleSerializer(PickleSerializer.allow_by_name(STORAGE), dump, load, bounded=False)
+    return PickleSerializer(PickleSerializer.allow_by_name(STORAGE, _SCALAR), dump, load, bounded=False)
+
+
+def unserializable(values: Mapping[str, Any]) -> str:
+    """Return an error message for the first value that `own_file` cannot dump and load again, or an empty string.
+
+    Python's own constants and containers, arrays and tensors can be serialised. Objects that pickle stores by the name
+    of a class or function cannot: loading takes no names. It has limits, too (netq/utils/data_pickle.py).
+    """
+    for name, value in values.items():
+        try:
+            pickled = io.BytesIO()
+            _Checker(pickled, 5).dump(value)
+            data_pickle.load(pickled.getvalue(), (), _refuse, lambda identifier: None, bounded=False)
+        except Exception as error:  # pickling a user's value may raise anything
+            return f"{name!r}: {error}; expected plain values: numbers, texts, lists, dicts, arrays, tensors"
+    return ""
 
 
 def messages(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> JsonSerializer:
@@ -75,11 +94,11 @@ def messages(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> JsonSerializer
 
     text, buffers: of a message that is loaded, at most; the text in bytes.
     """
-    return JsonSerializer(_dump_plain, load, text, buffers)
+    return JsonSerializer(dump_plain, load, text, buffers)
 
 
 def dump(obj: Any) -> Any | None:
-    """Return the persistent identifier of an array, numpy scalar or tensor; None for any other object.
+    """Return the persistent identifier of an array or tensor; None for any other object.
 
     Ordinary pickling, with its allow-list, also decides on object and structured arrays, subclasses, and tensors that
     are sparse, quantised, nested or without memory.
@@ -89,8 +108,6 @@ def dump(obj: Any) -> Any | None:
         return None
     if kind is np.ndarray:
         return _dump_numpy(obj)
-    if isinstance(obj, np.generic):
-        return _dump_scalar(obj)
     torch = _torch()
     if torch is None or kind not in (torch.Tensor, torch.nn.Parameter):
         return None
@@ -103,9 +120,7 @@ def load(pid: Any) -> Any:
     The identifier comes from a peer, so every field is checked, and no memory is allocated by its claims. Raises
     Unreadable, which names the wrong field.
     """
-    if type(pid) is tuple and len(pid) == 3 and pid[0] == "scalar":
-        return _load_scalar(*pid[1:])
-    expect(type(pid) is tuple and len(pid) == 6, "a persistent identifier", "six fields, or three for a scalar")
+    expect(type(pid) is tuple and len(pid) == 6, "a persistent identifier", "six fields")
     kind, storage, name, shape, strides, requires_grad = pid
     expect(type(kind) is str and kind in _KINDS, "the kind of a tensor", f"one of {', '.join(_KINDS)}")
     expect(type(storage) is Storage, "the memory of a tensor", "a Storage")
@@ -156,21 +171,16 @@ def _dump_numpy(array: NDArray[Any]) -> Any | None:
         return None
     strides: Strides = None
     if not array.flags.c_contiguous:
-        strides = _element_strides(array)
+        if not any(stride % array.itemsize for stride in array.strides):
+            strides = _dense_strides(array.shape, [stride // array.itemsize for stride in array.strides])
         if strides is None:
             array = array.copy(order="C")
     address = array.__array_interface__["data"][0]
     return "numpy", _storage("cpu", address, array.nbytes, array), name, array.shape, strides, False
 
 
-def _dump_scalar(scalar: np.generic) -> Any | None:
-    name = scalar.dtype.str
-    if name not in _NUMPY or type(scalar) is not scalar.dtype.type:
-        return None
-    return "scalar", name, scalar.tobytes()
-
-
-def _dump_plain(obj: Any) -> Any | None:
+def dump_plain(obj: Any) -> Any | None:
+    """Do as `dump`, but return the number of a numpy scalar."""
     return _number(obj) if isinstance(obj, np.generic) else dump(obj)
 
 
@@ -216,12 +226,6 @@ def _writable_view(device: str, address: int, nbytes: int, owner: Any) -> _Writa
     return _WritableView((owner, here), here.data_ptr(), nbytes)
 
 
-def _element_strides(array: NDArray[Any]) -> Strides:
-    if any(stride % array.itemsize for stride in array.strides):
-        return None
-    return _dense_strides(array.shape, [stride // array.itemsize for stride in array.strides])
-
-
 def _dense_strides(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     """Return the strides if the elements have no gap and no overlap, else None.
 
@@ -253,16 +257,12 @@ def _load_tensor(kind: str, storage: Storage, name: str, shape: tuple[int, ...],
         storage.are_bools = name in _BOOLS
     try:
         if torch is None:
-            return _numpy_view(memory, dtype, shape, strides)
+            in_bytes = None if strides is None else [stride * dtype.itemsize for stride in strides]
+            return np.ndarray(shape, dtype, memory, strides=in_bytes)
         tensor = _torch_view(torch, storage, dtype, shape, strides)
         return torch.nn.Parameter(tensor, grad) if kind == "parameter" else tensor.requires_grad_(grad)
     except (ValueError, RuntimeError, OverflowError) as error:
         raise Unreadable(f"{what} cannot be made: {error}") from error
-
-
-def _numpy_view(memory: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], strides: Strides) -> NDArray[Any]:
-    in_bytes = None if strides is None else [stride * dtype.itemsize for stride in strides]
-    return np.ndarray(shape, dtype, memory, strides=in_bytes)
 
 
 def _torch_view(torch: Any, storage: Storage, dtype: Any, shape: tuple[int, ...], strides: Strides) -> Any:
@@ -273,15 +273,6 @@ def _torch_view(torch: Any, storage: Storage, dtype: Any, shape: tuple[int, ...]
     tensor = torch.empty(0, dtype=dtype, device="cpu")
     layout = (shape,) if strides is None else (shape, strides)
     return tensor.set_(storage.torch_storage, 0, *layout)
-
-
-def _load_scalar(name: Any, value: Any) -> np.generic:
-    expect(type(name) is str and name in _NUMPY, "the dtype of a scalar", f"one of {', '.join(_NUMPY)}")
-    dtype = _NUMPY[name]
-    expect(type(value) is bytes and len(value) == dtype.itemsize, f"a scalar {name}", f"{dtype.itemsize} bytes")
-    _check_bools(name, value)
-    scalar: np.generic = np.frombuffer(value, dtype)[0]
-    return scalar
 
 
 def _numpy_dtype(kind: str, name: str) -> np.dtype[Any]:
@@ -324,3 +315,22 @@ def _torch() -> Any | None:
     import torch
 
     return torch
+
+
+# What a file can hold
+
+
+def _refuse(module: str, name: str) -> Any:
+    raise TypeError(f"has a {module}.{name} in it")
+
+
+class _Checker(pickle.Pickler):
+    """Visits a value as pickling does, without writing the data of arrays."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        is_scalar = isinstance(obj, np.generic) and obj.dtype.str in _NUMPY
+        return True if is_scalar or dump(obj) is not None else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        raise TypeError(f"has a {kind.__module__}.{kind.__qualname__} in it")

@@ -30,14 +30,16 @@ DTYPES = tuple(_ACCUMULATORS)  # of a model's tensors
 
 
 def plain(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict of the same tensors. An array of a numpy subclass (memmap) becomes a plain view of its memory.
+    """Return a dict of the same tensors. An array of a numpy subclass (memmap) becomes a plain view of its memory, and
+    a numpy scalar an array.
 
     Raises InvalidUpdate for a masked array, because a plain view loses the mask.
     """
     for name, tensor in model.items():
         if isinstance(tensor, np.ma.MaskedArray):
             raise InvalidUpdate(f"{name!r}: a masked array; expected one without a mask, as of its filled()")
-    return {name: np.asarray(tensor) if isinstance(tensor, np.ndarray) else tensor for name, tensor in model.items()}
+    of_numpy = (np.ndarray, np.generic)
+    return {name: np.asarray(tensor) if isinstance(tensor, of_numpy) else tensor for name, tensor in model.items()}
 
 
 def nbytes(model: Mapping[str, Any]) -> int:

@@ -12,33 +12,26 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from netq.cli.terminal import Formatter, sentence
+from netq.cli.terminal import fail, log_to_stderr, stop
 from netq.errors import InvalidOption, NetqError, SecurityError
 from netq.exchange import Exchange, Permission
-from netq.io.interrupts import outside_steps
-from netq.options import CommunicatorOptions, ConnectionOptions, MqttOptions, NetworkLocation, Protocol
+from netq.options import NetworkLocation, Protocol
 from netq.text import format_netloc
-from netq.toml_file import File, in_file_terms
+from netq.toml_file import CONNECTION, File, in_file_terms
 
 log = logging.getLogger("netq")
 
 _CLOSE = 10.0  # seconds for what is on its way
-_SECURITY = ("key", "certificate", "authority", "revoked")
 _KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "exchange": ("jobs", "job_memory", "tries", "calls", "names", "answers", "keep", "grace"),
     "allow": None,
-    "security": (*_SECURITY, "post_quantum"),
-    "seal": _SECURITY,
-    "mqtt": (*(option.name for option in fields(MqttOptions)), "password_file"),
-    "connection": tuple(option.name for option in fields(ConnectionOptions)),
+    **CONNECTION,
 }
 _PERMISSION = tuple(option.name for option in fields(Permission))
 
@@ -46,16 +39,14 @@ _PERMISSION = tuple(option.name for option in fields(Permission))
 def main(arguments: Sequence[str]) -> int:
     """Run an exchange; return 0, 1 if it cannot run here, or 2 for a wrong file."""
     options = _parser().parse_args(arguments)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Formatter(in_file_terms))
-    logging.basicConfig(handlers=[handler], level=logging.INFO)
-    signal.signal(signal.SIGTERM, outside_steps(_stop))
+    log_to_stderr(logging.INFO, in_file_terms)
+    signal.signal(signal.SIGTERM, stop)
     try:
         exchange = _exchange(None if options.config is None else Path(options.config))
     except InvalidOption as error:
-        return _fail(error, 2)
+        return fail("netq exchange", error, 2)
     except (NetqError, ImportError) as error:
-        return _fail(error, 1)
+        return fail("netq exchange", error, 1)
     try:
         log.info("an exchange waits for clients at %s", format_netloc(*exchange.netloc))
         exchange.wait()
@@ -85,13 +76,7 @@ def _exchange(path: Path | None) -> Exchange:
         netloc = netloc._replace(host=file.text("server", "host", 'an address, as in "0.0.0.0"'))
     if "port" in file.table("server"):
         netloc = netloc._replace(port=file.whole("server", "port", "a whole number from 0 to 65535", 0, 65535))
-    options = CommunicatorOptions(
-        netloc=netloc,
-        security=file.security(),
-        seal=file.seal(),
-        mqtt=file.mqtt(protocol),
-        connection=file.options("connection", ConnectionOptions, file.table("connection")),
-    )
+    options = file.communicator(netloc, protocol)
     permissions = None
     if "allow" in file.tables:
         permissions = [_permission(file, name, table) for name, table in file.table("allow").items()]
@@ -116,13 +101,3 @@ def _permission(file: File, name: str, table: object) -> Permission:
     if "clients" not in table:
         raise file.wrong(f'allow.{name}.clients: missing; expected a list of ids, or ["*"]')
     return file.options(f"allow.{name}", Permission, table)
-
-
-@outside_steps
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
-
-
-def _fail(error: Exception, status: int) -> int:
-    print(f"netq exchange: {sentence(error)}", file=sys.stderr)
-    return status

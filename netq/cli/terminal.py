@@ -10,9 +10,11 @@ import io
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, TextIO
 
 from netq.buffers import Buffer
+from netq.io.interrupts import outside_steps
 from netq.text import printable
 
 _LONGEST = 20_000  # characters of a line
@@ -32,6 +34,37 @@ class Formatter(logging.Formatter):
     def formatException(self, error: Any) -> str:
         """Return the traceback."""
         return "\n".join(printable(line, _LONGEST) for line in super().formatException(error).splitlines())
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to the present sys.stderr: rich replaces it, to keep log lines and its drawing apart."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def log_to_stderr(level: int, translate: Callable[[str], str] = str, *, present: bool = False) -> None:
+    """Log lines of this level and above to stderr: to what it is now or, with `present`, when a line is written.
+
+    translate: as of Formatter.
+    """
+    handler = _Stderr() if present else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Formatter(translate))
+    logging.basicConfig(handlers=[handler], level=level)
+
+
+@outside_steps
+def stop(signum: int, frame: FrameType | None) -> None:
+    """Unwind the stack, so that communicators close their sessions. A signal handler."""
+    raise SystemExit(0)
+
+
+def fail(command: str, error: Exception, status: int) -> int:
+    """Print the line of an error that ends a command, and return the exit status."""
+    logging.getLogger(command).debug("where it happened", exc_info=error)
+    print(f"{command}: {sentence(error)}", file=sys.stderr)
+    return status
 
 
 def sentence(error: BaseException) -> str:

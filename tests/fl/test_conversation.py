@@ -56,7 +56,7 @@ class Membership:
 
 def begun(link: KnownServer) -> tuple[Queue, Conversation]:
     queue = Queue()
-    return queue, Conversation(queue, Membership(), link, {})  # type: ignore[arg-type]
+    return queue, Conversation(queue, Membership(), link)  # type: ignore[arg-type]
 
 
 def task(number: int = 1, *, counted: int = 0, answered: int = 0, deadline: float = 1e9) -> Task:
@@ -67,7 +67,7 @@ def begun_task(queue: Queue, conversation: Conversation) -> Task:
     """Give the client its first task, and return it."""
     queue.waiting = [task()]
     first = conversation.next_task()
-    assert first is not None
+    assert isinstance(first, Task)
     return first
 
 

@@ -153,13 +153,12 @@ def test_a_late_client_has_time_to_say_that_it_wants_the_model(monkeypatch: pyte
 
 def test_a_session_that_begins_while_the_server_looks_at_the_others_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     with fl.Server(filled(0), at(netq.NetworkLocation("127.0.0.1", 0))) as server:
-        queue, events = server._members.queue, server._members._events(netq.EventOptions())
+        queue = server._members.queue
         statistics = queue.statistics
 
         def looked() -> Any:
             found = statistics()
-            assert events.ini is not None
-            events.ini(A)  # as netq's thread calls it, at any moment
+            server._members._session_begins(A)  # as netq's thread calls it, at any moment
             assert server.clients == ()  # as any thread may ask
             return found
 

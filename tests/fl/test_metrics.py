@@ -216,8 +216,8 @@ def test_a_client_with_another_shape_is_counted_in_the_report() -> None:
 
 
 def test_json_has_lists_and_null() -> None:
-    found = for_json({"x": np.array([[1, NAN], [2, math.inf]]), "n": 2.0, "auc": NAN})
-    assert found == {"x": [[1.0, None], [2.0, None]], "n": 2.0, "auc": None}
+    found = [for_json(value) for value in (np.array([[1, NAN], [2, math.inf]]), 2.0, NAN)]
+    assert found == [[[1.0, None], [2.0, None]], 2.0, None]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 

@@ -93,19 +93,16 @@ def test_example_of_the_page_loads(
     monkeypatch.syspath_prepend(tmp_path)
     config = load(tmp_path, text)
     assert config.protocol is protocol
-    assert config.netloc == NetworkLocation("0.0.0.0", 51966)
+    assert config.options.netloc == NetworkLocation("0.0.0.0", 51966)
     assert config.rounds == 100
     assert config.settings == {
         "min_clients": 4,
-        "deadline": 600.0,
-        "grace": 10.0,
+        "patience": fl.Patience(
+            deadline=600.0, grace=10.0, close_early=True, suspend_after=3, void_rounds=10, void_pause=1.0
+        ),
         "evaluate": True,
         "memory_limit": 4 * 10**9,
         "wait": 6,
-        "close_early": True,
-        "suspend_after": 3,
-        "void_rounds": 10,
-        "void_pause": 1.0,
         "roles": {"head.*": "local"},
     }
     assert config.checkpoint == tmp_path / "federation.ckpt"
@@ -119,21 +116,21 @@ def test_example_of_the_page_loads(
     assert config.save_best == {"path": tmp_path / "model-best.npz", "metric": "server_accuracy"}
     assert config.stop_early == {"metric": "server_accuracy", "patience": 10, "min_delta": 0.001}
     assert config.strategy.enough(10) == 5
-    assert config.security == SecurityOptions(
+    assert config.options.security == SecurityOptions(
         key=tmp_path / "server-key.pem",
         certificate=tmp_path / "server.pem",
         authority=tmp_path / "authority.pem",
         revoked=tmp_path / "revoked.txt",
     )
     if mqtt != MqttOptions():  # these tables are comments in the file on the page
-        assert config.seal == SealOptions(
+        assert config.options.seal == SealOptions(
             key=tmp_path / "server-key.pem",
             certificate=tmp_path / "server.pem",
             authority=tmp_path / "authority.pem",
             revoked=tmp_path / "revoked.txt",
         )
-    assert config.mqtt == mqtt
-    assert config.connection == ConnectionOptions(heartbeat=30.0)
+    assert config.options.mqtt == mqtt
+    assert config.options.connection == ConnectionOptions(heartbeat=30.0)
     options = CallbackOptions(
         progress=True,
         json=tmp_path / "rounds.jsonl",
@@ -203,7 +200,7 @@ def test_wrong_values_of_what_is_watched(tmp_path: Path, text: str, message: str
 def test_minimal_file_loads(tmp_path: Path) -> None:
     config = load(tmp_path, LEAST)
     assert (config.protocol, config.settings, config.checkpoint) == (Protocol.TCP, {}, None)
-    assert (config.measure, config.save, config.security) == (None, None, None)
+    assert (config.measure, config.save, config.options.security) == (None, None, None)
     assert type(config.strategy) is fl.FedAvg
     assert config.callbacks == CallbackOptions()
 

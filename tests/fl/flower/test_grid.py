@@ -337,7 +337,7 @@ def test_a_reply_too_large_for_the_grid_is_an_error() -> None:
         id = federation.join(client)
         error = error_of(federation.query(id)[id])
     assert error.code == RAISED
-    assert "its reply cannot be sent" in str(error.reason)
+    assert "its answer cannot be sent" in str(error.reason)
 
 
 def reply_to(ask: Any, content: Any, **fields: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 import fl
 from fl.compression.compressor import Compressor
 from fl.config.strategy import STRATEGIES
+from fl.messages import with_fields
 from fl.server.aggregation import Aggregation
 from fl.tensors.roles import assign
 
@@ -48,7 +49,7 @@ def folded(strategy: fl.Strategy, *updates: fl.Update) -> Aggregation:
     strategy.select(1, [A])
     for each in updates:
         if strategy.deltas:
-            each = each.with_model({**each.model, "w": each.model["w"] - model()["w"]})
+            each = with_fields(each, model={**each.model, "w": each.model["w"] - model()["w"]})
         aggregation.fold(model(), each, A, 0)
     return aggregation
 

@@ -29,7 +29,7 @@ class Place:
         options = netq.CommunicatorOptions(netloc=LOCAL, events=events or netq.EventOptions())
         self.over: list[uuid.UUID] = []  # peers whose session has ended, in the order of messages
         self.dispatcher: TaskDispatcher[str] = TaskDispatcher(
-            options, netq.Protocol.TCP, grace, self._receive, self.over.append
+            options, netq.Protocol.TCP, grace, self._receive, over=self.over.append
         )
         self._stack = stack
         self.unreadable = 0

@@ -40,8 +40,6 @@ def test_the_clients_that_are_remembered_are_bounded(members: Members) -> None:
 
 def test_a_new_session_ends_the_pause_of_a_suspended_client(members: Members) -> None:
     members.of(C).records["train"].due = 50
-    ini = members._events(netq.EventOptions()).ini
-    assert ini is not None
-    ini(C)
+    members._session_begins(C)
     members.takes_part(C)
     assert members.of(C).records["train"].due == 0

@@ -1,4 +1,4 @@
-"""A node's conversation with its grid: each message gets its reply, and an app that is missing is asked for once."""
+"""A node's inbox in its conversation: each message gets its reply, and a missing app is asked for once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 from flwr.app import RecordDict
 
 import netq
+from fl.conversation import Conversation, KnownServer
 from fl.envelope import End, Finished, Leave
 from fl.flower import messages
-from fl.flower.conversation import Conversation
 from fl.flower.envelope import ENVELOPES, RAISED, UNAVAILABLE, VERSION, Failure, Fetch, Files, OtherApp
+from fl.flower.inbox import Inbox
 from fl.flower.messages import MESSAGES, Ask, Reply, read
 from fl.membership import Membership
 from netq.testing.log import LogRecorder
@@ -38,7 +39,8 @@ class Session:
         self.membership.connected(grid.id)
 
     def converse(self, version: str = "", has: Callable[[str], bool] | None = None, **options: Any) -> Conversation:
-        return Conversation(self._node, self.membership, version, has, **options)
+        inbox = Inbox(self._node, version, has, **options)
+        return Conversation(self._node, self.membership, KnownServer(), inbox=inbox)
 
     def ask(self, batch: int, app: str = "") -> None:
         self.send(Ask(batch, RUN, {}, "query", "", 0.0, 60.0, app, RecordDict()))
@@ -116,7 +118,7 @@ def test_reply_that_is_too_large_is_replaced_by_the_reason(session: Session) -> 
     conversation.reply(task, finished(task, np.zeros(10_000)))
     failure = session.sent()
     assert (failure.batch, failure.code) == (1, RAISED)
-    assert failure.reason.startswith("its reply cannot be sent: ")
+    assert failure.reason.startswith("its answer cannot be sent: ")
     assert conversation.delivered is None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl.tensors.checks import unserializable
+from fl.tensors.serialization import unserializable
 
 
 def in_itself() -> list[Any]:
