@@ -2,6 +2,7 @@
 
     python -m benchmarks.path [tcp|shm|mqtt|grpc] [--size BYTES] [--show]
     python -m benchmarks.path fl [--size BYTES] [--show]
+    python -m benchmarks.path edge [--size BYTES] [--show]
 
 An echo runs in a thread of this process. After a warm-up, `sys.setprofile` records each Python function of netq that a
 thread enters, on both sides and in both loops: from `put` to `get`, and in a round trip. What a loop's thread does to
@@ -12,6 +13,9 @@ depends on time may take other branches than usual. The median of several trips 
 With `fl`, a server and a client of the package fl run rounds in this process. Counted are fl's functions: the client's
 from the return of `train` until its reply is put, and the server's from then until the update counts, and its memory is
 free for another. Those that only read, write, check or compute values, in VALUES, are counted apart.
+
+With `edge`, an agent takes part in such rounds. Counted are the functions of edge in the agent's process from one
+aggregate to the next: a task comes, the child process that stays does it, and its update is put.
 """
 
 from __future__ import annotations
@@ -22,13 +26,14 @@ import contextlib
 import statistics
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
 
+import edge
 import fl
 import netq
 from fl.conversation import Conversation
@@ -57,21 +62,24 @@ Call = tuple[str, str, int]  # file, function, and its first line
 class Profile:
     """The calls of a package's functions, in all threads, in order."""
 
-    def __init__(self, package: Any) -> None:
+    def __init__(self, package: ModuleType) -> None:
         self.on = False
         self.calls: list[Call] = []
         self.others: list[str] = []  # files of functions that are not the package's
         self.skipped: int | None = None  # a thread that is not recorded
-        self._folder = f"{Path(package.__file__).parent}/"
+        self._folder = f"{Path(str(package.__file__)).parent}/"
+        # Where the client's part of an update's way ends, and that of the server.
+        ends = (Conversation.reply.__code__, Members.settle.__code__) if package is fl else (None, None)
+        self._replied, self._settled = ends
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
         """Record a call. A function for sys.setprofile."""
         code = frame.f_code
         if not self.on or code.co_filename == __file__ or threading.get_ident() == self.skipped:
             return
-        if event == "return" and code is Conversation.reply.__code__:
+        if event == "return" and code is self._replied:
             self.skipped = threading.get_ident()
-        if event == "return" and code is Members.settle.__code__:
+        if event == "return" and code is self._settled:
             self.on = False
         if event != "call" or _rests(frame):
             return
@@ -138,15 +146,11 @@ def measure(protocol: str, port: int, size: int) -> tuple[list[list[Call]], list
     return ways, trips[WARM:]
 
 
-def measure_fl(size: int) -> list[list[Call]]:
-    """Return the calls of fl of each update's way, from the client's `train` to the server's aggregate."""
-    profile = Profile(fl)
+def measure_rounds(
+    profile: Profile, size: int, take_part: Callable[[netq.NetworkLocation], object]
+) -> list[list[Call]]:
+    """Return what the profile has recorded of each round after the warm-up, until its aggregate."""
     ways: list[list[Call]] = []
-
-    def train(model: dict[str, Any], config: Mapping[str, Any]) -> fl.Update:
-        update = fl.Update(model, 1)
-        profile.skipped, profile.on = None, config["round"] > FL_WARM
-        return update
 
     class Ends(fl.FedAvg):
         def finish(self, model: Any, *, number: int) -> Any:
@@ -158,8 +162,7 @@ def measure_fl(size: int) -> list[list[Call]]:
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
     model = {"w": np.zeros(size // 4, np.float32)}
     with recorded(profile), fl.Server(model, options, strategy=Ends(), min_clients=1) as server:
-        client = netq.CommunicatorOptions(netloc=server.netloc)
-        thread = threading.Thread(target=fl.Client(train).run, args=[client])
+        thread = threading.Thread(target=take_part, args=[server.netloc])
         thread.start()
         for _ in server.rounds(FL_WARM + FL_ROUNDS):
             pass
@@ -167,10 +170,42 @@ def measure_fl(size: int) -> list[list[Call]]:
     return ways
 
 
+def measure_fl(size: int) -> list[list[Call]]:
+    """Return the calls of fl of each update's way, from the client's `train` to the server's aggregate."""
+    profile = Profile(fl)
+
+    def train(model: dict[str, Any], config: Mapping[str, Any]) -> fl.Update:
+        update = fl.Update(model, 1)
+        profile.skipped, profile.on = None, config["round"] > FL_WARM
+        return update
+
+    def take_part(netloc: netq.NetworkLocation) -> None:
+        fl.Client(train).run(netq.CommunicatorOptions(netloc=netloc))
+
+    return measure_rounds(profile, size, take_part)
+
+
+def trained(model: dict[str, Any], config: object) -> fl.Update:
+    """Train, in the child process of an agent."""
+    return fl.Update(model, 1)
+
+
+def measure_edge(size: int) -> list[list[Call]]:
+    """Return the calls of edge of each task's way in an agent."""
+    profile = Profile(edge)
+
+    profile.on = True
+
+    def take_part(netloc: netq.NetworkLocation) -> None:
+        edge.run(edge.Config(netloc, train="benchmarks.path:trained", training=edge.Limits(keep=True)))
+
+    return measure_rounds(profile, size, take_part)[FL_WARM:]
+
+
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.path", description=__doc__.splitlines()[0])
-    parser.add_argument("protocol", nargs="?", default="tcp", choices=["tcp", "shm", "mqtt", "grpc", "fl"])
+    parser.add_argument("protocol", nargs="?", default="tcp", choices=["tcp", "shm", "mqtt", "grpc", "fl", "edge"])
     parser.add_argument("--port", type=int, default=0, help="of the broker, for mqtt")
     parser.add_argument("--size", type=int, default=64, help="bytes of the message, or of the model")
     parser.add_argument("--show", action="store_true", help="print the functions of one way, in order")
@@ -178,6 +213,8 @@ def main() -> None:
     trips: list[tuple[int, int]] = []
     if arguments.protocol == "fl":
         ways, kind, between = measure_fl(arguments.size), "an update", "train to the aggregate"
+    elif arguments.protocol == "edge":
+        ways, kind, between = measure_edge(arguments.size), "a task", "one aggregate to the next"
     else:
         ways, trips = measure(arguments.protocol, arguments.port, arguments.size)
         compiled = "compiled" if codec.take.__module__ == "netq.protocol._codec" else "Python"
