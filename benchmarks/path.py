@@ -28,7 +28,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -69,18 +69,20 @@ class Profile:
         self.skipped: int | None = None  # a thread that is not recorded
         self._folder = f"{Path(str(package.__file__)).parent}/"
         # Where the client's part of an update's way ends, and that of the server.
-        ends = (Conversation.reply.__code__, Members.settle.__code__) if package is fl else (None, None)
-        self._replied, self._settled = ends
+        self._ends: tuple[CodeType, ...] = ()
+        if package is fl:
+            self._ends = (Conversation.reply.__code__, Members.settle.__code__)
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
         """Record a call. A function for sys.setprofile."""
         code = frame.f_code
         if not self.on or code.co_filename == __file__ or threading.get_ident() == self.skipped:
             return
-        if event == "return" and code is self._replied:
-            self.skipped = threading.get_ident()
-        if event == "return" and code is self._settled:
-            self.on = False
+        if event == "return" and code in self._ends:
+            if code is self._ends[0]:
+                self.skipped = threading.get_ident()
+            else:
+                self.on = False
         if event != "call" or _rests(frame):
             return
         if code.co_filename.startswith(self._folder):
