@@ -26,11 +26,13 @@ def test_fixed_points_near_those_of_lemma_1_for_small_rates() -> None:
         assert np.linalg.norm(given.fixed_point(name) - given.limit(name)) < 1e-7
 
 
-def test_pfedme_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pfedme_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(pfedme, "CLIENTS", 2 * pfedme.COUNTED)
     pfedme.main(rounds=1, runs=1)
     assert "pFedMe, personal | " in capsys.readouterr().out
 
 
-def test_qffl_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_qffl_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(qffl, "CLIENTS", 2 * qffl.SELECTED)
     qffl.main(rounds=1, runs=1)
     assert "\n1.0 | " in capsys.readouterr().out
