@@ -30,7 +30,7 @@ from netq.options import CommunicatorOptions, NetworkLocation, Protocol
 from netq.text import describe
 from netq.toml_file import CONNECTION, File, in_file_terms
 
-_PATIENCE = ("deadline", "close_early", "suspend_after", "void_rounds", "void_pause", "grace")  # fields of fl.Patience
+_PATIENCE = tuple(each.name for each in fields(fl.Patience))
 _COUNTS = ("min_clients", "wait", "suspend_after", "void_rounds")
 _SETTINGS = ("min_clients", "wait", *_PATIENCE, "evaluate", "memory_limit")
 

@@ -31,7 +31,8 @@ from netq.validate import is_number, is_whole
 log = logging.getLogger("netq.fl")
 
 _PAUSE, _OWED, _MOST = 4, 8, 64  # rounds until the next task, good answers that are owed: each time twice as many
-_PATIENCE, _SPARE = 3.0, 1.0  # a client is overdue after so many times its last answer's time, and so many seconds more
+# A client is overdue after so many times its last answer's time, and so many seconds more.
+_OVERDUE_FACTOR, _SPARE = 3.0, 1.0
 _WINDOW = 8  # times `suspend_after`: tasks whose misses count
 _TASKS: Mapping[Purpose, str] = {"train": "trainings", "evaluate": "evaluations"}
 
@@ -128,7 +129,7 @@ class Standing:
         seconds = member.records[self._purpose].seconds
         if seconds is None or seconds > self.deadline:
             return 0.0
-        return min(self.deadline, _PATIENCE * seconds + _SPARE)
+        return min(self.deadline, _OVERDUE_FACTOR * seconds + _SPARE)
 
     def state(self, members: Iterable[Member]) -> dict[str, Any]:
         """Return the records of clients that have missed tasks, and the turn, as plain values, for `restore`."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fl
+from fl.callbacks.jsonl import record
 from fl.config.server import KEYS, CallbackOptions, Config
 from fl.config.strategy import STRATEGIES
 from fl.schedules import resolved
@@ -25,7 +26,8 @@ SERVER = '[server]\nhost = "127.0.0.1"\nport = 0\nrounds = 2\n'
 MODEL = '[model]\ninitial = "tests.fl.federation:zeros"\n'
 LEAST = SERVER + MODEL
 STOPPING = SERVER + "stop_early = {}\n" + MODEL
-EXAMPLE = Page("docs/how-to/aggregator.md").blocks("toml")[0]
+PAGE = Page("docs/how-to/aggregator.md")
+EXAMPLE = PAGE.blocks("toml")[0]
 OF_MQTT = re.sub(r"^# ", "", EXAMPLE, flags=re.MULTILINE).replace('protocol = "tcp"', 'protocol = "mqtt"')
 
 
@@ -465,3 +467,15 @@ def test_a_simulation_writes_files_of_its_own(tmp_path: Path) -> None:
     assert simulated.callbacks.tensorboard == tmp_path / "simulated-board"
     simulated = load(tmp_path, f"{LEAST}[callbacks]\njson = '/dev/null'\n").simulated()
     assert (simulated.save, simulated.callbacks.json) == (None, Path("/dev/null"))
+
+
+@pytest.mark.parametrize("name", [name for name in KEYS if name not in ("connection", "mqtt")])  # "any field of"
+def test_every_key_of_a_table_is_in_the_example_of_the_page(name: str) -> None:
+    text = re.sub(r"^# (?=[a-z_\[])", "", EXAMPLE, flags=re.MULTILINE)
+    tables = dict(re.findall(r"^\[(\w+)\]((?:.(?!^\[))*)", text, re.MULTILINE | re.DOTALL))
+    assert [key for key in KEYS[name] or () if not re.search(rf"^{key} =", tables[name], re.MULTILINE)] == []
+
+
+def test_every_key_of_a_json_line_is_on_the_page() -> None:
+    keys = record(fl.RoundReport(1, (), {}, {}, {}, 0.0, 0, 0), client_metrics=True)
+    assert [key for key in keys if f"`{key}`" not in PAGE.text] == []

@@ -20,7 +20,6 @@ def progress(
     overdue: float = math.inf,
     *,
     updates: int = 0,
-    others: bool = True,
 ) -> RoundState:
     return RoundState(waiting, in_time, in_time + late, updates, overdue)
 
