@@ -32,6 +32,8 @@ from tests.netq.mqtt.test_broadcast import (
 )
 from tests.servers.mosquitto import Mosquitto
 
+pytestmark = pytest.mark.usefixtures("own_garbage")
+
 MIB = 1024**2
 SECRET = b"a line that is not for the broker "
 Proxies = Callable[[NetworkLocation], Proxy]

@@ -41,7 +41,7 @@ from netq.runtime.delivery import Delivery, gather
 from netq.security import certificates
 from netq.testing import loopback
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("python_codec")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_garbage", "python_codec")]
 
 SIGNAL = signal.SIGUSR1  # SIGALRM is pytest-timeout's
 LIMIT = 10.0  # seconds; never reached
