@@ -435,7 +435,9 @@ def test_randomly_cancelled_gets_lose_nothing(run: Run[None]) -> None:
             await feeding
             assert got == list(range(RANDOM))
             assert broken + early == RANDOM
-            assert min(broken, early) > RANDOM // 10, f"{broken} gets were broken off, {early} were not: this tries too little"
+            assert min(broken, early) > RANDOM // 10, (
+                f"{broken} gets were broken off, {early} were not: this tries too little"
+            )
             with pytest.raises(TimeoutError):
                 await server.get(timeout=0)
 
