@@ -23,6 +23,7 @@ from tests.servers.mosquitto import Mosquitto
 from tests.wires import BROKERED, NewWire, Wire
 
 _DESCRIPTORS = Path("/proc/self/fd")
+_THREADS = Path("/proc/self/task")
 _GRACE = 2.0  # seconds for threads that are ending
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # other processes work at the same time
@@ -31,6 +32,13 @@ hypothesis.settings.load_profile("untimed")
 
 def pytest_collection_finish() -> None:
     """Keep the modules and the collected tests out of garbage collections: the tests make many, of what is theirs."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def own_garbage() -> None:
+    """Keep what other modules have made out of the collections of one that collects again and again: 0.4 s each."""
     gc.collect()
     gc.freeze()
 
@@ -147,15 +155,11 @@ def _descriptors() -> dict[str, str]:
 
 def _children() -> set[str]:
     """The processes that this one has started and that are there, as zombies too."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # quick, and so it is nearly always
-    except ChildProcessError:
-        return set()
-    return {f"process {stat.parent.name}" for stat in Path("/proc").glob("[0-9]*/stat") if _parent(stat) == os.getpid()}
+    return {f"process {pid}" for thread in _THREADS.glob("*") for pid in _started(thread)}
 
 
-def _parent(stat: Path) -> int:
+def _started(thread: Path) -> list[str]:
     try:
-        return int(stat.read_text().rpartition(")")[2].split()[1])
-    except OSError:  # it has ended
-        return 0
+        return (thread / "children").read_text().split()
+    except OSError:  # it has ended: another thread has its children
+        return []

@@ -24,7 +24,7 @@ def test_seeds_pass(target: ModuleType) -> None:
 @TARGETS
 @pytest.mark.slow
 def test_any_bytes_pass(target: ModuleType) -> None:
-    @settings(max_examples=300)
+    @settings(max_examples=100)
     @given(st.binary(max_size=200))
     def run(data: bytes) -> None:
         target.run(data)
@@ -35,7 +35,7 @@ def test_any_bytes_pass(target: ModuleType) -> None:
 @TARGETS
 @pytest.mark.slow
 def test_changed_seeds_pass(target: ModuleType) -> None:
-    @settings(max_examples=300)
+    @settings(max_examples=100)
     @given(st.sampled_from(target.SEEDS), st.data())
     def run(seed: bytes, data: st.DataObject) -> None:
         changed = bytearray(seed)

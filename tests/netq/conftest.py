@@ -17,6 +17,13 @@ from netq.runtime.link import backoff
 from netq.testing.fixtures import LIMIT
 from tests.netq.codecs import use_python
 
+
+def is_compiled() -> bool:
+    """Return whether the compiled codec is in use."""
+    return codec.take.__module__ == "netq.protocol._codec"
+
+
+COMPILED = is_compiled()  # by users
 Start = Callable[..., "subprocess.Popen[str]"]  # given the program's text, and its arguments
 
 
@@ -49,8 +56,8 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
 
 @pytest.fixture
 def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the public check of order put 1,000 messages. For fronts, whose calls cross threads twice there: the core
-    keeps the order, and is checked with 10,000.
+    """Let the public check of order put 1,000 messages. For fronts, whose calls cross threads twice there, and for slow
+    transports: the core keeps the order, and is checked with 10,000.
     """
     monkeypatch.setattr("netq.testing.checks.messages._MANY", 1000)
 
@@ -67,8 +74,14 @@ def each_codec(request: pytest.FixtureRequest) -> None:
     """Run the test with each codec."""
     if request.param == "python":
         request.getfixturevalue("python_codec")
-    elif codec.take.__module__ != "netq.protocol._codec":
+    elif not COMPILED:
         pytest.skip("the compiled codec is not in use: NETQ_PURE is set, or it is not built")
+
+
+@pytest.fixture
+def thin(each_codec: None) -> int:
+    """Return the step through a table: 1 with the codec that users run, 7 with the other, which test_codec compares."""
+    return 1 if is_compiled() == COMPILED else 7
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""The asyncio front keeps the contract: each check of the public suite, through an adapter, in both event loops."""
+"""The asyncio front keeps the contract: each check of the public suite, through an adapter.
+
+In uvloop those run that wait, cancel and close; tests/netq/test_aio.py runs whole in both event loops.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ import pytest
 import uvloop
 
 import netq.aio
+from netq.testing.checks import closing as closes
+from netq.testing.checks import waiting
 from netq.testing.conformance import CHECKS
 from netq.testing.fixtures import Make
 from tests.netq.fronts import Elsewhere, maker
@@ -47,17 +52,13 @@ class ElsewhereInAsyncio(Elsewhere):
         self._runner.close()
 
 
-SLOW = {"check_order"}  # each call of the adapter crosses threads twice
-PARAMETERS = [
-    pytest.param(check, id=check.__name__.removeprefix("check_"), marks=[pytest.mark.slow] * (check.__name__ in SLOW))
-    for check in CHECKS
-]
+IN_UVLOOP = (*waiting.CHECKS, *closes.CHECKS)  # the rest waits as these do
+TABLE = [*(("asyncio", check) for check in CHECKS), *(("uvloop", check) for check in IN_UVLOOP)]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fewer")
-@pytest.mark.parametrize("kind", LOOPS)
-@pytest.mark.parametrize("check", PARAMETERS)
-def test_conformance(check: Callable[[Make], None], kind: str) -> None:
+@pytest.mark.parametrize(("kind", "check"), TABLE, ids=lambda part: getattr(part, "__name__", part))
+def test_conformance(kind: str, check: Callable[[Make], None]) -> None:
     with closing(ElsewhereInAsyncio(kind)) as elsewhere:
         check(maker(elsewhere, netq.aio.new))

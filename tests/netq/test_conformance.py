@@ -1,4 +1,8 @@
-"""Every transport does what the contract says: each check of the public suite with each of them."""
+"""Every transport does what the contract says: each check of the public suite with each of them.
+
+With TLS and seals too, but not with each of their combinations: `DERIVED` are two layers that others here run whole.
+They run the checks of what passes from one layer to the other.
+"""
 
 from __future__ import annotations
 
@@ -65,19 +69,39 @@ MAKERS: dict[str, Callable[[Request], New]] = {  # how each begins a session of 
 }
 
 
-_QUICK = ("loopback", "tcp", "shm")
-_KINDS = [kind if kind in _QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in MAKERS]
+QUICK = ("loopback", "tcp", "shm")
+DERIVED = ("tcp+tls of Python", "mqtt+tls", "grpc+tls", "loopback+seal", "mqtt+seal", "grpc+seal", "shm+path")
+OF_LAYERS = {  # how links begin and end, sizes of messages, full memory, and what is taken back when it has begun
+    *("client_first", "come_back", "id_in_use", "workers", "round_trip", "death_of_a_client", "death_of_a_server"),
+    *("close_flushes", "close_waits_for_clients", "close_of_both", "close_of_a_server_gives_up", "close_in_loop"),
+    *("order", "empty_message", "large_message", "message_larger_than_window", "message_too_large", "get_into"),
+    *("broadcast", "lanes", "slow_reader_alone", "full_lane", "cancel_begun"),
+    *("message_of_one_peer_passes_full_memory", "half_arrived_messages_of_many_end"),
+}
+NAMES = {check.__name__.removeprefix("check_"): check for check in CHECKS}
+TABLE = [(kind, name) for kind in MAKERS for name in NAMES if kind not in DERIVED or name in OF_LAYERS]
 
 
-@pytest.fixture(scope="session", params=_KINDS)
+@pytest.fixture(scope="session")
 def new(request: Request) -> New:
     return MAKERS[request.param](request)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_conformance(check: Callable[[Make], None], new: New, tmp_path: Path) -> None:
-    check(new(tmp_path))
+@pytest.mark.parametrize(
+    ("new", "name"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] not in QUICK)) for row in TABLE],
+    indirect=["new"],
+    scope="session",
+)
+def test_conformance(name: str, new: New, tmp_path: Path, request: Request) -> None:
+    if request.node.callspec.params["new"] not in QUICK:
+        request.getfixturevalue("fewer")
+    NAMES[name](new(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_check_of_layers_is_a_check() -> None:
+    assert set(NAMES) >= OF_LAYERS
 
 
 def test_every_protocol_is_held_to_the_suite() -> None:

@@ -25,6 +25,8 @@ from netq.io import process_end
 from netq.testing import loopback
 from netq.testing.fixtures import LIMIT
 
+pytestmark = pytest.mark.usefixtures("own_garbage")
+
 COUNT = 30
 HERE = NetworkLocation("127.0.0.1", 0)
 warns = pytest.mark.filterwarnings("ignore:unclosed netq communicator:ResourceWarning")

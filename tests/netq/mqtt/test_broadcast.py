@@ -25,6 +25,7 @@ from tests.servers.mosquitto import Mosquitto
 
 MIB = 1024**2
 CLIENTS, MANY = 8, 100
+OVERHEAD = 6.4 * MIB  # bytes that enter the broker besides the message: new links begin with packets of their own
 Proxies = Callable[[NetworkLocation], Proxy]
 Array = np.ndarray[tuple[int], np.dtype[np.float32]]
 
@@ -46,14 +47,14 @@ def test_broadcast_to_eight_clients_enters_the_broker_once(new_broker: NewBroker
         server = communicators.server(workers=workers)
         clients = [communicators.client(server.netloc) for _ in range(CLIENTS)]
         introduce(server, *clients)
-        data = model(64 * MIB)
+        data = model(24 * MIB)
         before = broker.counter("bytes/received")
         future = server.put(data)
         assert_all_got(clients, data)
         future.result(LIMIT)
         received = broker.counter("bytes/received") - before
     print(f"{workers} workers: {received / data.nbytes:.3f} of the message entered the broker")
-    assert data.nbytes < received <= 1.1 * data.nbytes
+    assert data.nbytes < received <= data.nbytes + OVERHEAD
 
 
 @pytest.mark.slow
@@ -92,7 +93,7 @@ def test_client_that_stands_still_delays_the_others_briefly(
         others = [communicators.client(server.netloc) for _ in range(count - 1)]
         introduce(server, stuck, *others)
         before = broker.memory()
-        data = model(64 * MIB)
+        data = model(32 * MIB)
         proxy.hold()
         start = time.monotonic()
         future = server.put(data)
@@ -116,8 +117,8 @@ def test_lost_member_resumes_and_the_others_continue(broker: Mosquitto, proxies:
         server = communicators.server()
         clients = [communicators.client(proxy.netloc), *[communicators.client(server.netloc) for _ in range(3)]]
         introduce(server, *clients)
-        data = model(64 * MIB)
-        proxy.cut_after(20 * MIB)
+        data = model(24 * MIB)
+        proxy.cut_after(8 * MIB)
         future = server.put(data)
         assert_all_got(clients, data)
         future.result(LIMIT)
@@ -168,11 +169,13 @@ def test_group_is_reused_for_the_same_clients(broker: Mosquitto) -> None:
         introduce(server, *clients)
         for _ in range(5):
             assert_all_got_again(server, clients)
+        stranger.wait(PacketKind.JOIN, "c", 3)
         assert stranger.count(PacketKind.JOIN, "c") == 3
         assert stranger.count(PacketKind.LEAVE, "c") == 0
         other = communicators.client(server.netloc)
         introduce(server, other)
         assert_all_got_again(server, [*clients, other])
+        stranger.wait(PacketKind.JOIN, "c", 7)
         assert stranger.count(PacketKind.JOIN, "c") == 7
     stranger.close()
 

@@ -308,6 +308,7 @@ class Kept(Stream):
 
 
 @needs_compiled
+@pytest.mark.usefixtures("own_garbage")
 def test_codec_leaks_no_references() -> None:
     data = memoryview(wire([frame(3, 0, 0, 3, 10**6, b"")] + [("message", n % 2, bytes(20)) for n in range(10)]))
 

@@ -248,13 +248,8 @@ def run(examples: int) -> int:
 
 
 @pytest.mark.slow
-def test_some_conversations() -> None:
-    assert run(40) >= 1_000
-
-
-@pytest.mark.slow
 def test_many_conversations(record_property: Callable[[str, object], None]) -> None:
-    steps = run(500)
+    steps = run(160)
     record_property("steps", steps)
     print(f"{steps} steps")
-    assert steps >= 15_000
+    assert steps >= 4_800

@@ -24,6 +24,8 @@ from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.netq.makers import in_process
 
+pytestmark = pytest.mark.usefixtures("own_garbage")
+
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
 NOT_LOOKED_AT = "its future was not looked at"
 FULL = QueueFull(A, "1 messages (queue_size)")

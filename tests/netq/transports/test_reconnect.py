@@ -20,9 +20,9 @@ from tests.wires import LISTENING, PROXIED, SEALED, SOCKETS, Wire, on
 pytestmark = pytest.mark.slow
 
 MIB = 1024**2
-SIZE = 50 * MIB
+SIZE = 20 * MIB
 CUTS = [
-    *[(kind, cut) for kind in SOCKETS for cut in (10 * MIB, SIZE - 1)],
+    *[(kind, cut) for kind in SOCKETS for cut in (4 * MIB, SIZE - 1)],
     *[(kind, SIZE // 2 + 1) for kind in (*PROXIED, *SEALED)],
 ]
 RESENT = {"tcp": 1.2, "tls": 1.2}  # bytes on the wire per byte of the message; others buffer more below the link

@@ -367,7 +367,7 @@ def test_any_value_loads_as_by_pickle(value: Any) -> None:
 SAMPLES = [pickle.dumps(value, 5) for value in VALUES if len(pickle.dumps(value, 5)) < 500]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.sampled_from(SAMPLES), st.data())
 def test_damaged_pickle_loads_as_by_pickle_or_is_refused(content: bytes, draw: st.DataObject) -> None:
     damaged = bytearray(content)
@@ -398,7 +398,7 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(st.lists(pieces, max_size=25).map(b"".join))
 @example(b"]\x94h\x00a.")
 def test_random_opcodes_load_as_by_pickle_or_are_refused(opcodes: bytes) -> None:
