@@ -11,7 +11,7 @@ options = netq.CommunicatorOptions(
 )
 with fl.Server({"line": np.zeros(2, np.float32)}, options, min_clients=2, protocol=netq.Protocol.MQTT) as server:
     server.wait(2)
-    for report in server.rounds(6):
+    for report in server.rounds(3):
         print(report)
     slope, offset = server.model["line"]
     print(f"y = {slope:.1f} x + {offset:.1f}")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+import torch._dynamo  # the optimizers import it, which takes a second: now, and not in each process that is forked
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy

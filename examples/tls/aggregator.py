@@ -23,7 +23,7 @@ with fl.Server({"line": np.zeros(2, np.float32)}, options, min_clients=2) as ser
     for device, statistics in server.statistics().items():
         security = statistics.security
         print(f"{device}: {security.version}, {security.cipher}, {security.group}")
-    for report in server.rounds(6):
+    for report in server.rounds(3):
         print(report)
     slope, offset = server.model["line"]
     print(f"y = {slope:.1f} x + {offset:.1f}")

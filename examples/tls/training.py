@@ -10,7 +10,7 @@ y = 2 * x + 1
 
 def train(model, config):
     slope, offset = model["line"]
-    for _ in range(10):
+    for _ in range(20):
         error = slope * x + offset - y
         slope, offset = slope - 0.5 * np.mean(error * x), offset - 0.5 * np.mean(error)
     return fl.Update({"line": np.array([slope, offset], np.float32)}, num_examples=len(x))

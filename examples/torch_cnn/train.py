@@ -2,13 +2,14 @@
 
 import numpy as np
 import torch
+import torch._dynamo  # the optimizers import it, which takes a second: now, and not in each process that is forked
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fl
 
-CLIENTS, ROUNDS = 10, 30
+CLIENTS, ROUNDS = 10, 15
 
 images, labels = load_digits(return_X_y=True)  # 1797 images of 8 x 8 pixels
 images = torch.from_numpy((images / 16).astype(np.float32)).reshape(-1, 1, 8, 8)
@@ -56,7 +57,7 @@ if __name__ == "__main__":
         dict(network().state_dict()),
         [train] * CLIENTS,
         rounds=ROUNDS,
-        strategy=fl.FedAdam(learning_rate=0.01, compression="int8"),
+        strategy=fl.FedAdam(learning_rate=0.03, compression="int8"),
         measure=accuracy,
     )
     for report, value in zip(result.reports, result.measured, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ import fl
 from examples.digits import broker, data, model, plot
 from examples.digits.reference import largest_difference, mean, reference
 from examples.digits_torch import model as torch_model
+from tests.examples.test_readmes import assert_prints
+from tests.pages import Page
 
 CONFIG: dict[str, Any] = {"seed": 0, "partition": 1, "partitions": 4, "round": 1}
 
@@ -181,11 +184,14 @@ def test_plot_creates_its_folder(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(1100)
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["examples.digits", "examples.digits_torch"])
-def test_demo_equals_the_reference(tmp_path: Path, example: str) -> None:
-    command = ["-m", example, "--rounds", "3", "--clients", "2", "--out", str(tmp_path / "accuracy.png")]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=1000)
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("example", ["digits", "digits_torch"])
+def test_demo_of_the_readme_equals_the_reference(tmp_path: Path, example: str) -> None:
+    page = Page(f"examples/{example}/README.md")
+    (command,) = page.blocks("sh")
+    program, *arguments = [*shlex.split(command), "--out", str(tmp_path / "accuracy.png")]
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=1000)
+    assert (program, done.returncode, done.stderr) == ("python", 0, "")
+    assert_prints(page, done.stdout)
     *_, difference, last = done.stdout.splitlines()
     assert float(difference.rpartition(" ")[2]) <= 1e-5
     assert float(last.removeprefix("final accuracy ")) > 0.6

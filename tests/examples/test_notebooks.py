@@ -33,6 +33,7 @@ def run(name: str, scratch: Path) -> dict[str, Any]:
     """Return `results`, as the notebook leaves it."""
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(FOLDER / f"{name}.ipynb"), str(scratch)]
     environment = {**os.environ, "JUPYTER_RUNTIME_DIR": str(scratch), "IPYTHONDIR": str(scratch)}
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # the clients' processes share few cores
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(done.stdout)

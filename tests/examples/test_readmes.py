@@ -18,6 +18,12 @@ from tests.servers import ports
 EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/README.md"))
 PORTS = ("51966", "18830")  # of the examples; each run gets free ones instead
 LIMIT = 600.0  # seconds
+ELSEWHERE = {  # what runs these
+    "digits": "tests/examples/test_digits_model.py",
+    "digits_torch": "tests/examples/test_digits_model.py",
+    "flower_app": "tests/fl/flower/test_example.py",
+    "notebooks": "tests/examples/test_notebooks.py",
+}
 
 
 def prepare(name: str, folder: Path) -> dict[str, str]:
@@ -60,7 +66,7 @@ def test_every_example_has_a_readme_and_is_in_the_list() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT)
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ("notebooks", "flower_app")])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ELSEWHERE])
 def test_commands_of_the_readme_run(name: str, tmp_path: Path) -> None:
     if name == "mqtt_access" and shutil.which("mosquitto", path="/usr/sbin:/usr/bin") is None:
         pytest.skip("no mosquitto here")
@@ -74,7 +80,11 @@ def check(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     for port, free in prepare(name, folder).items():
         commands = commands.replace(port, free)
-    printed = run(commands, folder)
+    assert_prints(page, run(commands, folder))
+
+
+def assert_prints(page: Page, printed: str) -> None:
+    """Look for the lines that a README shows; … stands for any text."""
     for line in "".join(page.blocks("text")).splitlines():
         pattern = ".*".join(map(re.escape, line.split("…")))
         assert re.search(f"^{pattern}", printed, re.MULTILINE), f"{line!r} is not in\n{printed}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import json
+import logging
 import math
 import os
 import pty
@@ -16,7 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -131,6 +133,33 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+class Outcome(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def call(*arguments: str) -> Outcome:
+    """Run a command in this process, which it leaves as it was. For commands that do not serve."""
+    from fl.__main__ import app
+
+    root, out, errors = logging.getLogger(), io.StringIO(), io.StringIO()
+    handlers, level = root.handlers[:], root.level
+    signals = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    root.handlers.clear()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as exited:
+            app(arguments, prog_name="fl")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        for signum, handler in signals.items():
+            signal.signal(signum, handler)
+    status = exited.value.code
+    assert isinstance(status, int)
+    return Outcome(status, out.getvalue(), errors.getvalue())
+
+
 def w(path: Path) -> list[float]:
     with np.load(path) as model:
         found: list[float] = model["w"].tolist()
@@ -153,11 +182,11 @@ def test_serve_runs_its_rounds_and_ends_the_clients(tmp_path: Path) -> None:
 
 def test_devices_take_part_until_the_server_ends(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-        served = stack.enter_context(serving(write(tmp_path)))
+        served = stack.enter_context(serving(write(tmp_path, rounds=2)))
         devices = [stack.enter_context(_device(tmp_path, served.netloc, step)) for step in (1, 3)]
         assert served.end() == 0
         assert [device.wait() for device in devices] == [0, 0]
-    assert w(tmp_path / "model.npz") == [6.0] * 3
+    assert w(tmp_path / "model.npz") == [4.0] * 3
 
 
 @contextlib.contextmanager
@@ -326,7 +355,7 @@ def test_terminal_shows_states_and_log(tmp_path: Path) -> None:
 )
 def test_mistake_is_one_line_and_status_2(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     config = write(tmp_path, **change)
-    done = run("serve", str(config))
+    done = call("serve", str(config))
     assert done.returncode == 2
     assert done.stderr.startswith(f"fl: {config}: ")
     assert said in done.stderr
@@ -348,10 +377,10 @@ def test_unsavable_model_is_refused_before_round_1(tmp_path: Path, initial: str,
     pytest.importorskip("torch")
     config = write(tmp_path)
     config.write_text(config.read_text().replace("tests.fl.federation:zeros", f"tests.fl.test_main:{initial}"))
-    done = run("serve", str(config))
+    done = call("serve", str(config))
     assert done.returncode == 2
     assert done.stderr == f"fl: {config}: model.save: {said}\n"  # and it has not listened
-    done = run("simulate", str(config), "--train", "tests.fl.test_main:train")
+    done = call("simulate", str(config), "--train", "tests.fl.test_main:train")
     assert (done.returncode, done.stderr) == (2, f"fl: {config}: model.save: {said}\n")
 
 
@@ -367,10 +396,10 @@ def test_bfloat16_leaves_as_safetensors_and_by_export(tmp_path: Path) -> None:
     saved = load_file(tmp_path / "model.safetensors")["w"]
     assert (str(saved.dtype), saved.tolist()) == ("torch.bfloat16", [1.0] * 3)
     out = tmp_path / "exported.safetensors"
-    done = run("export", str(tmp_path / "federation.ckpt"), str(out))
+    done = call("export", str(tmp_path / "federation.ckpt"), str(out))
     assert (done.returncode, done.stdout) == (0, f"{out}: the model of round 1, 1 tensors\n")
     assert load_file(out)["w"].equal(saved)
-    done = run("export", str(tmp_path / "federation.ckpt"), str(tmp_path / "exported.npz"))
+    done = call("export", str(tmp_path / "federation.ckpt"), str(tmp_path / "exported.npz"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "MODEL: 'w' is bfloat16 of shape (3,); expected a dtype that .npz has" in done.stderr
     assert not (tmp_path / "exported.npz").exists()
@@ -401,7 +430,7 @@ def test_export_says_what_is_wrong(tmp_path: Path, checkpoint: str, out: str, sa
     other = Checkpoint(tmp_path / "other")
     other.save({"number": 3})
     other.close()
-    done = run("export", str(tmp_path / checkpoint), str(tmp_path / out))
+    done = call("export", str(tmp_path / checkpoint), str(tmp_path / out))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert said in done.stderr
     assert not (tmp_path / out).exists()
@@ -433,7 +462,7 @@ def test_rounds_go_on_after_the_log_reader_closes(tmp_path: Path, progress: str)
 
 def test_address_in_use_is_one_line_and_status_1(tmp_path: Path) -> None:
     with fl.Server(zeros(), at(netq.NetworkLocation("127.0.0.1", 0))) as server:
-        done = run("serve", str(write(tmp_path, port=server.netloc.port)))
+        done = call("serve", str(write(tmp_path, port=server.netloc.port)))
     assert done.returncode == 1
     assert done.stderr.startswith(f"fl: cannot listen at 127.0.0.1:{server.netloc.port}")
 
@@ -453,14 +482,14 @@ def test_silent_mlflow_is_one_line_and_status_1(tmp_path: Path) -> None:
 def test_checkpoint_of_another_strategy_is_status_1(tmp_path: Path) -> None:
     with serving(write(tmp_path)) as served, clients(served.netloc, A, B):
         assert served.end() == 0
-    done = run("serve", str(write(tmp_path, rounds=9, more='[strategy]\nname = "FedAvgM"')))
+    done = call("serve", str(write(tmp_path, rounds=9, more='[strategy]\nname = "FedAvgM"')))
     assert done.returncode == 1
     assert "federation.ckpt: is of the strategy FedAvg, and this is FedAvgM" in done.stderr
 
 
 def test_verbose_shows_the_traceback(tmp_path: Path) -> None:
-    assert "Traceback" in run("serve", "--verbose", str(tmp_path / "none.toml")).stderr
-    assert "Traceback" not in run("serve", str(tmp_path / "none.toml")).stderr
+    assert "Traceback" in call("serve", "--verbose", str(tmp_path / "none.toml")).stderr
+    assert "Traceback" not in call("serve", str(tmp_path / "none.toml")).stderr
 
 
 def test_plot_draws_runs_and_names_what_is_missing(tmp_path: Path) -> None:
@@ -469,19 +498,19 @@ def test_plot_draws_runs_and_names_what_is_missing(tmp_path: Path) -> None:
     JsonLines(path).round_ends(fl.RoundReport(1, (A,), {}, {"loss": 0.5}, {}, 1.0, 10, 20), zeros())
     assert run("plot", str(path), "--out", str(out)).returncode == 0
     assert out.read_bytes().startswith(b"\x89PNG")
-    done = run("plot", str(path), "--metric", "f1", "--out", str(out))
+    done = call("plot", str(path), "--metric", "f1", "--out", str(out))
     assert (done.returncode, done.stderr) == (
         2,
         f"fl: no round of {path} has the metric 'f1'; those there are: loss\n",
     )
-    done = run("plot", str(path), "--out", str(tmp_path / "none" / "rounds.png"))
+    done = call("plot", str(path), "--out", str(tmp_path / "none" / "rounds.png"))
     assert done.returncode == 2
     assert done.stderr.endswith(f"; there is no folder '{tmp_path / 'none'}': make it\n")
     assert not (tmp_path / "none").exists()
-    done = run("plot", str(write(tmp_path)), "--out", str(out))
+    done = call("plot", str(write(tmp_path)), "--out", str(out))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "aggregator.toml: no line of it is a round" in done.stderr
-    done = run("plot", str(tmp_path / "none.jsonl"), "--out", str(out))
+    done = call("plot", str(tmp_path / "none.jsonl"), "--out", str(out))
     assert done.returncode == 2
     assert done.stderr.startswith(f"fl: {tmp_path / 'none.jsonl'}: no such file")
 
@@ -501,31 +530,31 @@ def test_simulate_runs_the_rounds_of_a_file(tmp_path: Path) -> None:
 def test_simulate_with_too_few_clients_names_the_file(tmp_path: Path) -> None:
     path = write(tmp_path)
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 3\nmin_clients = 6"))
-    done = run("simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "4")
+    done = call("simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "4")
     assert done.returncode == 2
     assert done.stderr == f"fl: {path}: server.min_clients: 6; expected 4 at most, as there are 4 clients\n"
 
 
 @pytest.mark.parametrize("train", ["train", "numpy:none"])
 def test_simulate_refuses_a_wrong_function(tmp_path: Path, train: str) -> None:
-    done = run("simulate", str(write(tmp_path)), "--train", train)
+    done = call("simulate", str(write(tmp_path)), "--train", train)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith(f"fl: --train: {train!r}; expected ")
 
 
 def test_wrong_command_lists_the_commands() -> None:
-    assert "No such command 'srve'; expected serve, simulate, export, plot, flower." in run("srve").stderr
-    assert "No such command 'start'; expected run, sign, simulate." in run("flower", "start").stderr
+    assert "No such command 'srve'; expected serve, simulate, export, plot, flower." in call("srve").stderr
+    assert "No such command 'start'; expected run, sign, simulate." in call("flower", "start").stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "simulate", "export", "plot"])
 def test_help_shows_an_example(command: str) -> None:
-    assert f"Example: fl {command} " in run(command, "--help").stdout
+    assert f"Example: fl {command} " in call(command, "--help").stdout
 
 
 @pytest.mark.parametrize("arguments", [["srve"], ["serve"], ["serve", "a", "b"], ["plot", "--colour"]])
 def test_wrong_command_line_is_status_2(arguments: list[str]) -> None:
-    done = run(*arguments)
+    done = call(*arguments)
     assert done.returncode == 2
     assert "Usage: fl" in done.stderr
 

@@ -97,10 +97,12 @@ def test_values_of_a_wrong_type_are_refused(tmp_path: Path, name: str) -> None:
     assert resumes(path, make())
     refused = 0
     for place in places(right):
+        if name != "FedAdam" and place[:1] != ("strategy",):
+            continue  # what is not the strategy's is the same for each
         for wrong in (*WRONG, *([...] if place else [])):
             write(path, bytes(dump(changed(right, place, wrong))))
             refused += not resumes(path, make())
-    assert refused > 150
+    assert refused > (350 if name == "FedAdam" else 50)
 
 
 @pytest.mark.slow
