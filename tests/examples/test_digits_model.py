@@ -188,7 +188,8 @@ def test_plot_creates_its_folder(tmp_path: Path) -> None:
 def test_demo_of_the_readme_equals_the_reference(tmp_path: Path, example: str) -> None:
     page = Page(f"examples/{example}/README.md")
     (command,) = page.blocks("sh")
-    program, *arguments = [*shlex.split(command), "--out", str(tmp_path / "accuracy.png")]
+    program, *arguments = shlex.split(command)
+    arguments += ["--out", str(tmp_path / "accuracy.png")]
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=1000)
     assert (program, done.returncode, done.stderr) == ("python", 0, "")
     assert_prints(page, done.stdout)

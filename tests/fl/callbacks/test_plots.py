@@ -113,7 +113,7 @@ def draw() -> Callable[[Any], None]:
     """Draw a text; that is when matplotlib reads markup, and raises if it is wrong."""
     from matplotlib.backends.backend_agg import RendererAgg
 
-    renderer = RendererAgg(700, 600, 100)
+    renderer = RendererAgg(700, 600, 100)  # type: ignore[no-untyped-call]
     return lambda text: text.draw(renderer)
 
 
