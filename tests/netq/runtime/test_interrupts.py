@@ -492,8 +492,7 @@ AT_EACH_MOMENT = [
     *((name, "client", error, step) for name in OPERATIONS for error, step in (("Interrupt", 1), ("TimeIsUp", SAMPLE))),
     ("get", "narrow", "Interrupt", 1),
     ("get_in_vain", "in line", "Interrupt", 1),
-    *((name, "shm", "Interrupt", 1) for name in ("result", "get_and_wait")),
-    ("put_large", "shm", "Interrupt", SAMPLE),
+    *((name, "shm", "Interrupt", SAMPLE) for name in ("put_large", "result", "get_and_wait")),
 ]
 
 
@@ -630,7 +629,7 @@ def test_a_handler_may_request_a_close_at_any_moment(name: str, record_property:
         total.add(talk)
         return wire.handled
 
-    until_through(interrupt, SAMPLE)
+    until_through(interrupt, 7)
     total.report(f"{name}, request_close", record_property)
 
 
