@@ -76,8 +76,11 @@ def _generators() -> Collection[Any]:
     The garbage collector does not track a torch.Generator, nor a dict or tuple of nothing else (as of default
     arguments): they are found by what refers to them.
     """
+    is_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()  # what is frozen is not listed
     young, middle, old = gc.get_objects(0), gc.get_objects(1), gc.get_objects(2)  # an object may become older meanwhile
+    if is_frozen:  # by the user's program, which wants it to stay so
+        gc.freeze()
     objects = [*old, *middle, *young]
     found = _of({np.random.RandomState, *_BIT_GENERATORS, *_with_subclasses(random.Random)}, objects)
     if "torch" in sys.modules:

@@ -5,6 +5,7 @@ The table of deviations: `python -m pytest tests/fl/simulation/test_calls.py -k 
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 import time
@@ -144,6 +145,19 @@ def test_a_generator_of_a_module_draws_alike_whatever_others_there_are(monkeypat
         with Calls(SEED).alone(0, "train"):
             drawn.append([generator.normal(), legacy.normal(), python.random()])
     assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_what_the_program_has_frozen_stays_so(is_frozen: bool) -> None:
+    gc.unfreeze()
+    generator = random.Random(7)
+    if is_frozen:
+        gc.freeze()
+    try:
+        assert generator in calls._generators()
+        assert (gc.get_freeze_count() > 0) is is_frozen
+    finally:
+        gc.freeze()  # as tests/conftest.py leaves it
 
 
 def test_generators_of_a_subclass_and_of_the_system_are_no_obstacle() -> None:
