@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 from netq.io.interrupts import NO_SIGPIPE, suppress
 from netq.io.selector import READ, find, new_selector
@@ -54,6 +54,9 @@ class Poller:
         self._loop_polls = loop_polls
         self._selector = new_selector()
         self.select = self._selector.select  # one call less for each message
+        # All that is watched. The selector forgets a socket if an exception comes out of its `modify`, as that of a
+        # signal handler.
+        self._files: set[socket.socket] = set()
         self._waker, self._wakee = socket.socketpair()
         self._sleep = self._woken = 0  # the number of the loop's present sleep, and of the last one that was ended
         for end in (self._waker, self._wakee):
@@ -77,6 +80,7 @@ class Poller:
     def watch(self, file: socket.socket, events: int, ready: Ready, *, shared: bool = False) -> None:
         """See Loop.watch."""
         watch = Watch(ready, shared)
+        self._files.add(file)
         before = find(self._selector, file)
         if before is None:
             self._selector.register(file, events, watch)
@@ -86,6 +90,7 @@ class Poller:
 
     def forget(self, file: socket.socket) -> None:
         """See Loop.forget."""
+        self._files.discard(file)
         is_closed = file.fileno() < 0  # already; then the selector searches all keys for it
         if is_closed or find(self._selector, file) is not None:
             with contextlib.suppress(KeyError, ValueError):
@@ -113,8 +118,8 @@ class Poller:
         # Closed, and not unregistered. In the child of a fork the selector is the same object in the kernel as the
         # parent's: to unregister a socket there would end the parent's watch of it, and with it the parent's session.
         # Closing our copies of the descriptors changes nothing for the parent.
-        for key in list((self._selector.get_map() or {}).values()):
-            cast(socket.socket, key.fileobj).close()
+        for file in self._files:
+            file.close()
         self._selector.close()
         self._waker.close()
 

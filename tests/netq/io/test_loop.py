@@ -15,6 +15,7 @@ import pytest
 
 from netq.io.baton import Phase
 from netq.io.loop import Loop
+from netq.io.poller import Poller
 from netq.io.selector import READ, WRITE
 from tests.netq.io.stage import LIMIT, Stage
 
@@ -282,3 +283,15 @@ def test_sockets_that_are_not_watched_are_not_shown() -> None:
 class NeverShown(socket.socket):
     def __repr__(self) -> str:
         raise AssertionError
+
+
+def test_a_socket_that_the_selector_has_forgotten_is_closed() -> None:
+    """selectors.BaseSelector.modify forgets a socket if it is interrupted."""
+    poller = Poller(lambda: False)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        poller.watch(ours, READ, lambda mask: None)
+        poller._selector.unregister(ours)
+        poller.close()
+        theirs.setblocking(False)
+        assert theirs.recv(1) == b""
