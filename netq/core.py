@@ -35,7 +35,7 @@ from netq.security.seal import sealed_id
 from netq.text import describe
 from netq.utils.serializer import Loader, Serializer
 from netq.utils.stream import Stream
-from netq.validate import check_timeout
+from netq.validate import check_timeout, is_function, is_number, is_whole
 
 
 class _Pair(NamedTuple):
@@ -156,10 +156,14 @@ class Communicator:
     ) -> None:
         """Send `data` to each of `peers`, as `put` does, without futures, which cost more than a small message.
 
-        `failed(peer, error)` is called for each peer that does not get it, in this call or in a thread of netq, with
-        the error that the future of `put` would have. It must not wait. Without `failed` only `close` counts these.
+        `failed(peer, error)` is called for each peer that does not get it, in a thread of netq, with the error that the
+        future of `put` would have. It must not wait, nor send again. Without `failed` only `close` counts these.
         """
         lane = _checked_lane("multicast", lane)
+        failed = failed or _ignore
+        _check_function("multicast: failed", failed)
+        if not isinstance(peers, Iterable):
+            raise TypeError(f"multicast: peers {peers!r}; expected the ids of several peers, as in [message.peer]")
         self._baton.check_not_forked("multicast()")
         try:
             packed = self._pack(data)
@@ -170,12 +174,12 @@ class Communicator:
                 peer = table.get(id)
                 if peer is not None:
                     copy = Copy(packed, lane, audience)
-                    copy.peer, copy.guard, copy.failed = id, peer.baton, failed or _ignore
+                    copy.peer, copy.guard, copy.failed = id, peer.baton, failed
                     peer.post(copy)
                 else:
                     unreachable = self._why_unreachable(id)
                     self._baton.ledger.failed(id, unreachable, looked_at=True)
-                    call_logged(failed or _ignore, id, unreachable)
+                    self._baton.defer(call_logged, failed, id, unreachable)
             self._wake_to_flush()
         except BaseException as error:
             self._check_step(error)
@@ -187,6 +191,10 @@ class Communicator:
         The client may come back, with a new session. With `refuse_for`, drop its messages that `get` has not returned,
         and refuse it for so many seconds.
         """
+        _check_put_off("expel", peer, reason)
+        if not is_number(refuse_for, 0):
+            raise TypeError(f"expel: refuse_for={refuse_for!r}; expected seconds, 0 or more")
+        self._baton.check_not_forked("expel()")
         self._endpoint.expel(peer, reason, refuse_for)
         if refuse_for:  # now: its end is noted in a moment, and drops those that come until then
             self._inbox.discard(peer, self._endpoint.options.events.end)
@@ -198,11 +206,15 @@ class Communicator:
         the reason, and connects again. Until `resume` it may send up to `window`, and what exceeds that waits. What has
         arrived of its message is kept, unless others need the room.
         """
+        _check_put_off("pause", peer, reason)
+        self._baton.check_not_forked("pause()")
         if (found := self._endpoint.peers.get(peer)) is not None:
             found.loop.call(found.pause, reason)
 
     def resume(self, peer: uuid.UUID) -> None:
         """Let a client that was paused send again, behind those that wait for room. Harmless if it was not paused."""
+        _check_ids("resume", (peer,))
+        self._baton.check_not_forked("resume()")
         if (found := self._endpoint.peers.get(peer)) is not None:
             found.loop.call(found.resume)
 
@@ -218,7 +230,10 @@ class Communicator:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that made this: `close` does nothing, other methods raise."""
+        """Whether this process is a fork of the one that made this.
+
+        Then `close`, `request_close` and `call_soon` do nothing, and what sends or receives raises RuntimeError.
+        """
         return self._baton.forked
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
@@ -227,6 +242,9 @@ class Communicator:
         Finalizers and signal handlers may use this for what needs a lock: the thread holds none of netq. The function
         must not wait. Its errors are logged. When the communicator has ended, it is called here.
         """
+        _check_function("call_soon: function", function)
+        if self._baton.forked:
+            return
         self._baton.defer(call_logged, function, *args)
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
@@ -260,6 +278,8 @@ class Communicator:
         In order for each peer. Empty if there is none, also when none can come any more. While other threads wait in
         `get`, these get the messages. Raises Unreadable if the next message cannot be loaded, which is dropped then.
         """
+        if not is_whole(most, 1):
+            raise TypeError(f"get_ready: most={most!r}; expected a whole number of 1 or more")
         self._baton.check_not_forked("get_ready()")
         protect()
         found: list[Message] = []
@@ -542,6 +562,17 @@ def _check_ids(name: str, peers: tuple[uuid.UUID, ...]) -> None:
             raise TypeError(
                 f"{name}: the peer {id!r} is a {type(id).__name__}; expected a uuid.UUID, as in Message.peer"
             )
+
+
+def _check_put_off(name: str, peer: uuid.UUID, reason: str) -> None:
+    _check_ids(name, (peer,))
+    if not isinstance(reason, str):
+        raise TypeError(f"{name}: the reason {reason!r} is a {type(reason).__name__}; expected a str, for the client")
+
+
+def _check_function(what: str, function: object) -> None:
+    if not is_function(function):
+        raise TypeError(f"{what} {function!r}; expected a callable that is no coroutine function")
 
 
 def _is_open(host: str) -> bool:

@@ -36,6 +36,8 @@ class Promise(Future[Any]):
     _done_callbacks: list[Callable[[Future[Any]], object]]
 
     def __init__(self, queue: Communicator, peer: uuid.UUID | None = None) -> None:
+        if not isinstance(queue, Communicator):
+            raise TypeError(f"Promise: queue {queue!r}; expected a netq.Communicator")
         self.queue = queue
         self.peer = peer
         self._looked_at = False  # the user has asked how it ends, before it did
@@ -96,7 +98,8 @@ class Promise(Future[Any]):
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Fail with an error, an Exception."""
-        assert isinstance(exception, Exception)
+        if not isinstance(exception, Exception):
+            raise TypeError(f"Promise.set_exception: {exception!r}; expected an instance of Exception")
         self._settler = threading.get_ident()
         super().set_exception(exception)  # before this is unseen: it locks the condition
         self._unseen = self.queue._baton.ledger.failed(self.peer, exception, looked_at=self._looked_at)

@@ -337,7 +337,11 @@ class Server:
             idle, self._min_clients, again=is_repeated and buffer is None
         )
         chosen = strategy.select(number, [each.id for each in regular])
-        selected = [self._members.of(peer) for peer in dict.fromkeys(chosen)]
+        if not isinstance(chosen, Collection) or not all(isinstance(peer, uuid.UUID) for peer in chosen):
+            wrong = f"{type(strategy).__name__}.select: returned {chosen!r}"
+            raise netq.InvalidOption(f"{wrong}; expected a list of some of the ids that it was given")
+        found = [self._members.of(peer) for peer in dict.fromkeys(chosen)]
+        selected = [each for each in found if each not in retried and (buffer is not None or each.task is None)]
         if buffer is not None:
             return self._round(task, RoundRule(needed=1, buffer=buffer), [*selected, *retried])
         rule = RoundRule(

@@ -190,7 +190,7 @@ class _Reader:
 
     def _number(self, value: Any) -> int:
         if type(value) is not int or not 0 <= value < len(self._buffers):
-            raise Unreadable(f"the number of a buffer: expected 0 to {len(self._buffers) - 1}")
+            raise Unreadable(f"the number of a buffer: expected one of {len(self._buffers)}, from 0")
         return value
 
 

@@ -31,6 +31,7 @@ DIRECTIONS = ("up", "down", "both")
 HEAD = 64 * 1024  # bytes that a message may have in addition to its payload
 _SMALLER = "ask for smaller messages (--size; of iops and sweep --max-size)"
 _LONGEST = 250  # characters of a peer's text in an error
+_MOST = 2**62  # bytes, nanoseconds or messages that a peer may report
 
 
 class BenchError(Exception):
@@ -127,7 +128,9 @@ def check_memory(size: int, copies: int) -> None:
 def read_done(given: tuple[Any, ...]) -> Done:
     """Return the fields of "done"."""
     match given:
-        case (int(count), int(nbytes), int(cpu), int() | None as resident, int() | None as extra):
+        case (int(count), int(nbytes), int(cpu), int() | None as resident, int() | None as extra) if all(
+            0 <= (number or 0) <= _MOST for number in given
+        ):
             return Done(Counted(count, nbytes), Usage(cpu, resident, extra))
     raise Unexpected(("done", *given))
 

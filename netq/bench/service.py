@@ -16,7 +16,7 @@ from typing import Any
 
 import netq
 from netq.bench import protocol, streaming
-from netq.bench.plan import Plan
+from netq.bench.plan import LARGEST, Plan
 from netq.bench.protocol import BenchError, Counted
 from netq.bench.resources import Meter, facts
 from netq.core import Communicator
@@ -43,10 +43,14 @@ def serve(server: Communicator, arrivals: Arrivals, largest: int, *, once: bool 
     full = "it serves one client, and has one" if once else f"it serves {CLIENTS} clients already"
 
     def run(peer: uuid.UUID) -> None:
-        if _serve_client(server, peer, largest) and once:
-            arrivals.put(None)
-        else:
-            free.release()
+        served = False
+        try:
+            served = _serve_client(server, peer, largest)
+        finally:
+            if served and once:
+                arrivals.put(None)
+            else:
+                free.release()
 
     while (peer := arrivals.get()) is not None:
         if free.acquire(blocking=False):
@@ -95,7 +99,7 @@ def _serve_request(end: streaming.Endpoint, largest: int) -> None:
     match request:
         case ("transfer", *fields):
             _transfer(end, *protocol.read_transfer(tuple(fields), largest))
-        case ("echo", int(size)):
+        case ("echo", int(size)) if size <= LARGEST:
             protocol.check_size(size, largest)
             protocol.check_memory(size, 1)
             _echo(end)

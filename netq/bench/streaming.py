@@ -96,9 +96,10 @@ def echo(end: Endpoint) -> tuple[Counted, Any]:
         data = end.get().data
         if type(data) is tuple:
             return Counted(count, nbytes), data
+        size = _size(data)
         delivery = end.put(data if type(data) is bytes else PickleBuffer(data))
         count += 1
-        nbytes += len(data)
+        nbytes += size
         del data  # before the next message arrives: two large ones need twice the memory
         if count >= next_count or nbytes >= next_nbytes:
             if earlier is not None:

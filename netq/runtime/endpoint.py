@@ -238,9 +238,7 @@ class Endpoint:
             peer.loop.call(peer.expel, reason, pause > 0)
 
     def _bar(self, id: uuid.UUID, reason: str, pause: float) -> None:
-        now = time.monotonic()
-        self._barred = {other: barred for other, barred in self._barred.items() if barred[0] > now}
-        self._barred[id] = now + pause, f"refused for {pause:g} s: {reason}"
+        self._barred[id] = time.monotonic() + pause, f"refused for {pause:g} s: {reason}"
 
     def _advance(self, keys: tuple[int, ...]) -> None:
         """Let these peers, for which a `get` waits, send a message that waits for memory. For the inbox."""
@@ -425,6 +423,8 @@ class Endpoint:
         """Forget what has become old."""
         self.undelivered.fold()
         self._end_old_unused()
+        now = time.monotonic()
+        self._barred = {id: barred for id, barred in self._barred.items() if barred[0] > now}
         self.home.at(time.monotonic() + _SWEEP_PERIOD, self._sweep)
 
     def _watch_stalls(self, loop: Loop) -> None:

@@ -150,15 +150,16 @@ class Inbox:
     def discard(self, peer: uuid.UUID, end: Stream | None) -> None:
         """Drop the messages of a peer that have come: the user has expelled it. The ends of its sessions stay.
 
-        end: of EventOptions.
+        So do messages that are reserved for waiters. end: of EventOptions.
         """
         with self.lock:
             self._serve(self._sort())
-            queue = self.queues.get(peer.int, ())
-            dropped = [item for item in queue if item[1] is not end]
+            queue = list(self.queues.get(peer.int, ()))
+            first = len(self._reserved.get(peer.int, ()))
+            dropped = [item for item in queue[first:] if item[1] is not end]
             for _, _, receiver, mark in dropped:
                 receiver.taken_room = mark
-            if kept := deque(item for item in queue if item[1] is end):
+            if kept := deque([*queue[:first], *(item for item in queue[first:] if item[1] is end)]):
                 self.queues[peer.int] = kept
             else:
                 self.queues.pop(peer.int, None)
@@ -343,7 +344,7 @@ class Inbox:
         """Take the next message of a peer that has one, and move the peer to the end of the turns."""
         queue = self.queues[peer]
         item = queue.popleft()
-        item[2].taken_room = item[3]
+        item[2].taken_room = max(item[3], item[2].taken_room)  # those behind it may have been discarded
         self._end_turn(peer)
         if not queue:
             del self.queues[peer]

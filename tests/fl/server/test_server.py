@@ -19,7 +19,7 @@ import threading
 import time
 import tracemalloc
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +34,8 @@ import fl
 import netq
 from fl.envelope import Job
 from fl.messages import MESSAGES, Reply, Report, Task, Update
+from fl.server.member import Member
+from fl.server.standing import Candidates, Standing
 from netq.testing.proxy import Proxy
 from netq.utils.stream import PickleSerializer
 from tests.fl.federation import (
@@ -546,6 +548,33 @@ def test_duplicate_and_absent_selections_are_handled() -> None:
             assert report.clients == (A,)
             assert reasons(report) == {D: "it has gone"}
     assert asked == [1, 2]
+
+
+@pytest.mark.parametrize("wrong", [None, "abc", [1], [None]])
+def test_a_wrong_selection_names_the_strategy(wrong: Any) -> None:
+    strategy = Selects()
+    strategy._selected = wrong
+    with Federation(strategy=strategy, min_clients=1) as federation:
+        federation.join(A, gives(4))
+        with pytest.raises(
+            netq.InvalidOption, match=r"^Selects.select: returned .*; expected a list of some of the ids"
+        ):
+            federation.round(1)
+        strategy._selected = (A,)
+        assert federation.round(1).clients == (A,)
+
+
+def test_a_client_that_is_tried_again_may_be_selected_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy may select by `properties`, which has all clients."""
+
+    def candidates(self: object, members: Collection[Member], least: int, *, again: bool = False) -> Candidates:
+        return Candidates([each for each in members if each.id == A], [each for each in members if each.id == B])
+
+    with Federation(strategy=Selects(A, B), min_clients=1) as federation:
+        federation.join(A, gives(4))
+        federation.join(B, gives(4))
+        monkeypatch.setattr(Standing, "candidates", candidates)
+        assert A in federation.round(2).clients
 
 
 def test_the_server_logs_that_it_waits_for_min_clients(log_lines: LogLines) -> None:

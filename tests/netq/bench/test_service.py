@@ -210,6 +210,18 @@ def test_no_class_is_loaded(location: NetworkLocation, communicators: Communicat
     assert not Path("harm").exists()
 
 
+def test_wrong_payloads_of_echoes_cost_no_place(location: NetworkLocation, communicators: Communicators) -> None:
+    for _ in range(service.CLIENTS + 1):
+        client = communicators.client(location)
+        assert received(client)[0] == "hello"
+        client.put(("echo", 8))
+        assert received(client) == ("ready",)
+        client.put([1])
+        assert received(client)[0] == "refused"
+        communicators.release(client)
+        client.close(LIMIT)
+
+
 def test_wrong_payload_ends_a_transfer(location: NetworkLocation, communicators: Communicators) -> None:
     client = communicators.client(location)
     assert received(client)[0] == "hello"
