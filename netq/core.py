@@ -191,7 +191,7 @@ class Communicator:
         The client may come back, with a new session. With `refuse_for`, drop its messages that `get` has not returned,
         and refuse it for so many seconds.
         """
-        _check_put_off("expel", peer, reason)
+        reason = _checked_reason("expel", peer, reason)
         if not is_number(refuse_for, 0):
             raise TypeError(f"expel: refuse_for={refuse_for!r}; expected seconds, 0 or more")
         self._baton.check_not_forked("expel()")
@@ -206,7 +206,7 @@ class Communicator:
         the reason, and connects again. Until `resume` it may send up to `window`, and what exceeds that waits. What has
         arrived of its message is kept, unless others need the room.
         """
-        _check_put_off("pause", peer, reason)
+        reason = _checked_reason("pause", peer, reason)
         self._baton.check_not_forked("pause()")
         if (found := self._endpoint.peers.get(peer)) is not None:
             found.loop.call(found.pause, reason)
@@ -564,10 +564,12 @@ def _check_ids(name: str, peers: tuple[uuid.UUID, ...]) -> None:
             )
 
 
-def _check_put_off(name: str, peer: uuid.UUID, reason: str) -> None:
+def _checked_reason(name: str, peer: uuid.UUID, reason: str) -> str:
+    """Return the reason as UTF-8 can have it: a name of a file may have other characters."""
     _check_ids(name, (peer,))
     if not isinstance(reason, str):
         raise TypeError(f"{name}: the reason {reason!r} is a {type(reason).__name__}; expected a str, for the client")
+    return reason.encode(errors="backslashreplace").decode()
 
 
 def _check_function(what: str, function: object) -> None:

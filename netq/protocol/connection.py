@@ -272,7 +272,7 @@ class Connection:
     def refuse(self, code: Code, reason: str) -> None:
         """End the link with a FIN that gives the reason. The caller flushes the link, then closes it."""
         self.detach()
-        body = reason.encode(errors="backslashreplace")[:REASON]
+        body = reason.encode()[:REASON]
         self._control = [Frame(FrameKind.FIN, length=len(body), number=code, body=body).whole()]
 
     @property
