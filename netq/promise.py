@@ -36,8 +36,6 @@ class Promise(Future[Any]):
     _done_callbacks: list[Callable[[Future[Any]], object]]
 
     def __init__(self, queue: Communicator, peer: uuid.UUID | None = None) -> None:
-        if not isinstance(queue, Communicator):
-            raise TypeError(f"Promise: queue {queue!r}; expected a netq.Communicator")
         self.queue = queue
         self.peer = peer
         self._looked_at = False  # the user has asked how it ends, before it did

@@ -118,7 +118,7 @@ class Poller:
         # Closed, and not unregistered. In the child of a fork the selector is the same object in the kernel as the
         # parent's: to unregister a socket there would end the parent's watch of it, and with it the parent's session.
         # Closing our copies of the descriptors changes nothing for the parent.
-        for file in self._files:
+        for file in list(self._files):  # another thread may still forget one
             file.close()
         self._selector.close()
         self._waker.close()
