@@ -240,7 +240,8 @@ class Communicator:
         """Call `function(*args)` in a thread of netq, as events are: after what was to be called before. Never waits.
 
         Finalizers and signal handlers may use this for what needs a lock: the thread holds none of netq. The function
-        must not wait. Its errors are logged. When the communicator has ended, it is called here.
+        must not wait, nor call this again each time. Its errors are logged. When the communicator has ended, it is
+        called here.
         """
         _check_function("call_soon: function", function)
         if self._baton.forked:

@@ -589,7 +589,7 @@ class Baton:
     def run_deferred(self) -> bool:
         """Run what is deferred, and serve the waiters. Without the baton. Returns whether something was deferred."""
         worked = bool(self._deferred)
-        for _ in range(len(self._deferred)):  # what these defer comes in the next turn: the loop has other work, too
+        while self._deferred:
             try:
                 function, args = self._deferred.popleft()
             except IndexError:  # after the end of the loop: another thread was faster

@@ -196,22 +196,6 @@ def test_a_get_that_waits_survives_an_expulsion(communicators: Communicators) ->
     assert errors == []
 
 
-def test_a_call_that_calls_again_keeps_no_message_away(communicators: Communicators) -> None:
-    server, client = communicators.pair()
-    is_over = threading.Event()
-
-    def again() -> None:
-        if not is_over.is_set():
-            server.call_soon(again)
-
-    again()
-    try:
-        client.put("hello").result(LIMIT)
-        assert server.get(timeout=LIMIT).data == "hello"
-    finally:
-        is_over.set()
-
-
 @pytest.mark.parametrize("limits", [{"queue_size": 1}, {"queue_bytes": 100}], ids=["size", "bytes"])
 @pytest.mark.parametrize("drop_oldest", [False, True])
 def test_unbounded_message_passes_a_full_queue(
