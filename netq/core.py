@@ -161,7 +161,8 @@ class Communicator:
         """
         lane = _checked_lane("multicast", lane)
         failed = failed or _ignore
-        _check_function("multicast: failed", failed)
+        if not callable(failed):  # and no more: is_function would cost as much as a copy
+            raise TypeError(f"multicast: failed {failed!r}; expected a callable that is no coroutine function")
         if not isinstance(peers, Iterable):
             raise TypeError(f"multicast: peers {peers!r}; expected the ids of several peers, as in [message.peer]")
         self._baton.check_not_forked("multicast()")
@@ -243,7 +244,8 @@ class Communicator:
         must not wait, nor call this again each time. Its errors are logged. When the communicator has ended, it is
         called here.
         """
-        _check_function("call_soon: function", function)
+        if not is_function(function):
+            raise TypeError(f"call_soon: function {function!r}; expected a callable that is no coroutine function")
         if self._baton.forked:
             return
         self._baton.defer(call_logged, function, *args)
@@ -571,11 +573,6 @@ def _checked_reason(name: str, peer: uuid.UUID, reason: str) -> str:
     if not isinstance(reason, str):
         raise TypeError(f"{name}: the reason {reason!r} is a {type(reason).__name__}; expected a str, for the client")
     return reason.encode(errors="backslashreplace").decode()
-
-
-def _check_function(what: str, function: object) -> None:
-    if not is_function(function):
-        raise TypeError(f"{what} {function!r}; expected a callable that is no coroutine function")
 
 
 def _is_open(host: str) -> bool:
