@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 import zmq
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -112,6 +111,8 @@ def serialisers(case: Case) -> dict[str, tuple[Any, Any]]:
 
 def values(size: int) -> dict[str, Any]:
     """Return objects of `size` bytes, by the title of their type."""
+    import torch  # takes seconds; most of the processes that import this module do without
+
     numbers = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     content, tenth = numbers.tobytes(), size // 10
     return {
