@@ -76,7 +76,7 @@ flower: .venv-flower tools
 	.venv-flower/bin/python -m pytest $(SPREAD) tests/fl/flower tests/edge/test_flower.py tests/edge/test_flower_restart.py
 
 faults: .venv/dev tools
-	$(RUN) -m pytest tests/faults
+	NETQ_FAULTS=full $(RUN) -m pytest tests/faults
 
 # Each fuzz target for SECONDS, by atheris; an input that fails is kept in build/fuzz (tests/fuzz).
 fuzz: .venv/fuzz

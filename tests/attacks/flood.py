@@ -4,8 +4,8 @@
 
 Runs until it is killed. It keeps SLOW connections that send one byte of a valid beginning a second, and connect again
 when they are cut; and it makes RATE handshakes a second. Of these, every second one is complete, with an id of its own,
-and then hangs up; the others send an invalid INI. Each second it prints a line: the handshakes so far, and how many
-were answered.
+and then hangs up; the others send an invalid INI. Several times a second it prints a line: the handshakes so far, and
+how many were answered.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import NamedTuple
 from netq.protocol.wire import Greeting
 
 _MOST = 1000  # handshakes under way
+_TELL = 0.2  # seconds between two lines
 _CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(range(200))  # the begin of a TLS handshake
 
 
@@ -85,15 +86,15 @@ async def attack(target: Target, slow: int, rate: float) -> None:
     begin = told = time.monotonic()
     while True:
         now = time.monotonic()
-        while counts.tried < (now - begin) * rate and len(tasks) - len(keep) < _MOST:
+        late = counts.tried < (now - begin) * rate and len(tasks) - len(keep) < _MOST
+        if late:
             task = asyncio.create_task(shake_hands(target, counts.tried, context, counts))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-            await asyncio.sleep(0)
-        if now - told >= 1.0:
+        if now - told >= _TELL:
             told = now
             print(counts.tried, counts.answered, flush=True)
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0 if late else 0.002)
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ class Attacker:
     def __init__(self, netloc: NetworkLocation, *, secure: bool, slow: int = SLOW, rate: float = RATE) -> None:
         arguments = [netloc.host, str(netloc.port), "tls" if secure else "plain", str(slow), str(rate)]
         self.tried = self.answered = 0
-        self.running = threading.Event()  # a second of the attack is over
+        self.running = threading.Event()  # the attack has begun
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.attacks.flood", *arguments], stdout=subprocess.PIPE, text=True
         )

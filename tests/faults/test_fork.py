@@ -134,7 +134,7 @@ def test_process_that_ends_without_close_delivers(
 def test_process_that_ends_without_its_server_waits_linger(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
-    linger = 1.5
+    linger = 0.5
     connection = {"linger": linger}
     program = children.start(
         "forgetful", wire, Purpose.CLIENT, communicators.unused_address(), connection=connection, count=COUNT

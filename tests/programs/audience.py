@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 
 from netq import Closed, EventOptions
@@ -30,6 +31,8 @@ with communicator(events=EventOptions(ini=began.append)) as server:
     while word := next_command():
         if word == "cost":
             report(began=len(began), **cost())
+        elif word == "cpu":
+            report(cpu=time.process_time())
         elif word == "reach all":
             server.put("are you there?").result(60)
             report(reached=len(server.statistics()))

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import re
 import resource
 from pathlib import Path
 
 
-def cost() -> dict[str, float]:
-    """Return the private bytes of this process, after free memory is returned, and its seconds of CPU."""
+def cost() -> dict[str, int]:
+    """Return the private bytes of this process, after free memory is returned."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     rollup = Path("/proc/self/smaps_rollup").read_text()
     private = sum(int(size) * 1024 for size in re.findall(r"^Private_\w+: +(\d+) kB$", rollup, re.MULTILINE))
-    times = os.times()
-    return {"private": private, "cpu": times.user + times.system}
+    return {"private": private}
 
 
 def lift_limit() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from pickle import PickleBuffer
 
 from tests.programs.command_line import communicator, facts, next_command, report
 
@@ -10,5 +10,5 @@ with communicator() as client:
     client.put("whole").result(30)
     report(ready=True)
     while next_command():
-        client.put(np.zeros(facts()["size"], np.uint8)).result(30)
+        client.put(PickleBuffer(bytearray(facts()["size"]))).result(30)
         report(ready=True)
