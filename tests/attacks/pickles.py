@@ -1,13 +1,15 @@
 """The corpus of hostile pickles, and a table of what they cost.
 
-    python -m tests.attacks.pickles
+    python -m tests.attacks.pickles [BYTES]
 
 prints payload, error, milliseconds and MiB, for `PickleSerializer(allow=…)` with a generous allow-list, and for
-`fl.serialization`. Each payload runs in a process of its own, which is killed after 60 s.
+`fl.serialization`; with BYTES, of the payloads that have as many. Each payload runs in a process of its own, which is
+killed after 60 s.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import struct
 import sys
@@ -19,6 +21,7 @@ from typing import NamedTuple
 
 from netq.errors import Unreadable
 from netq.utils.stream import PickleSerializer, Stream
+from tests.attacks import classes  # must be imported, as by an application that allows it
 
 ALLOWED = (
     *(
@@ -37,6 +40,7 @@ ALLOWED = (
 )
 PRIME = 2**61 - 1  # hash(n) is n modulo this
 MIB = 2**20
+LONGEST = 700  # characters of an error
 CLASSES = "tests.attacks.classes"
 FORMS = "netq.utils.forms"
 
@@ -368,7 +372,6 @@ PAYLOADS: dict[str, Payload] = {
 
 def readers() -> dict[str, Callable[[Stream], object]]:
     """Return what loads messages of a peer."""
-    import tests.attacks.classes  # noqa: F401 - must be imported, as by an application that allows it
     from fl.tensors.serialization import serialization
 
     return {
@@ -380,14 +383,18 @@ def readers() -> dict[str, Callable[[Stream], object]]:
 def measure(load: Callable[[Stream], object], payload: str) -> str:
     """Load a payload; return its error, milliseconds, and MiB of resident memory, as columns."""
     stream = Stream([PAYLOADS[payload].message])
+    classes_before, modules_before = classes.state(), set(sys.modules)
+    ctypes.CDLL(None).malloc_trim(0)  # free memory would be taken first
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is resident
     before, start = _peak(), time.perf_counter()
     try:
         load(stream)
         found = "LOADED"
     except Unreadable as error:
-        found = f"{type(error).__name__}: {str(error)[:70]}"
+        found = f"{type(error).__name__}: {str(error)[:70]}" if len(str(error)) < LONGEST else "A LONG ERROR"
     seconds = time.perf_counter() - start
+    assert classes.state() == classes_before
+    assert set(sys.modules) == modules_before
     return f"{found} | {1000 * seconds:.1f} | {(_peak() - before) / 1024:.1f}"
 
 
@@ -415,7 +422,8 @@ def in_child(load: Callable[[Stream], object], payload: str) -> str:
 def main() -> None:
     print(f"Python {sys.version.split()[0]}\n")
     print("| payload | bytes | read by | error | ms | MiB |\n|---|---|---|---|---|---|")
-    for payload in PAYLOADS:
+    bound = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    for payload in [name for name, payload in PAYLOADS.items() if len(payload.opcodes) >= bound]:
         for reader, load in readers().items():
             print(
                 f"| {payload} | {len(PAYLOADS[payload].message)} | {reader} | {in_child(load, payload)} |", flush=True
