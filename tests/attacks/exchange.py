@@ -35,7 +35,6 @@ from netq.exchange.envelope import Envelope, EnvelopeKind, Refusal
 from netq.utils.stream import Stream
 
 LIMIT = 60.0
-_PAUSE = 1.0  # seconds that an honest client measures before and after an attack
 _AT_ONCE = 1000  # messages of an attacker that are on their way
 
 
@@ -112,8 +111,10 @@ class Honest:
         self._thread.start()
 
     def take(self, seconds: float = 0.0) -> list[float]:
-        """Return the times of the calls since the last time, after so many further seconds."""
+        """Return the times of the calls since the last time, after so many further seconds, and one call at least."""
         self._stop.wait(seconds)
+        while not self.times and self._thread.is_alive():
+            self._stop.wait(0.01)
         found, self.times = self.times, []
         return found
 
@@ -213,25 +214,28 @@ ATTACKS: dict[str, Callable[..., Iterator[Attacker]]] = {
 }
 
 
-def run(attack: str, sizes: dict[str, int] | None = None, **values: Any) -> Figures:
-    """Run an attack on an exchange with these options, in a process of its own."""
+def run(attack: str, sizes: dict[str, int] | None = None, pause: float = 1.0, **values: Any) -> Figures:
+    """Run an attack on an exchange with these options, in a process of its own.
+
+    pause: seconds that an honest client measures before and after it.
+    """
     command = [sys.executable, "-m", "tests.attacks.exchange", "serve", json.dumps(values)]
     exchange = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     assert exchange.stdout is not None
     try:
         port = int(exchange.stdout.readline())
         honest = Honest(port)
-        before = honest.take(_PAUSE)
+        before = honest.take(pause)
         size = _mib(exchange.pid, "VmRSS")
         begin = time.monotonic()
         attackers = list(ATTACKS[attack](port, **(sizes or {})))
-        during = honest.take(0.2)  # and one call at least
+        during = honest.take(0.2)
         seconds = time.monotonic() - begin
         grown = _mib(exchange.pid, "VmHWM") - size
         taken = sum(attacker.sent - attacker.refused for attacker in attackers)
         for attacker in attackers:
             attacker.close()
-        after = honest.take(_PAUSE)
+        after = honest.take(pause)
         honest.close()
     finally:
         exchange.communicate()

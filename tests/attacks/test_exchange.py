@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 
 import pytest
 
-from tests.attacks.exchange import Figures, run
+from tests.attacks import exchange
+from tests.attacks.exchange import Figures
 
 pytestmark = pytest.mark.slow
+run = functools.partial(exchange.run, pause=0.2)
 
 
 def check(found: Figures) -> None:
@@ -17,9 +20,9 @@ def check(found: Figures) -> None:
     assert min(map(len, (found.before, found.during, found.after))) > 0
 
 
-@pytest.mark.parametrize("attack", ["jobs", "ids"])
-def test_jobs_of_others_keep_no_client_from_its_own(attack: str) -> None:
-    check(run(attack, {"count": 3000}, jobs=2000))
+@pytest.mark.parametrize(("attack", "more"), [("jobs", {}), ("ids", {"clients": 10})], ids=["jobs", "ids"])
+def test_jobs_of_others_keep_no_client_from_its_own(attack: str, more: dict[str, int]) -> None:
+    check(run(attack, {"count": 3000, **more}, jobs=2000))
 
 
 def test_refusals_of_a_worker_take_no_memory() -> None:

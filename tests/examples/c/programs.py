@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parents[3] / "examples/c/netq.c"
 HARNESS = Path(__file__).parent / "harness.c"
 LIMIT = 30.0  # seconds for anything
 STRICT = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-CHECKED = [*STRICT, "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+CHECKED = [*STRICT, "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TLS = ["-DNETQ_TLS", "-lssl", "-lcrypto"]
 INI, MSG, ACK, DROP, PING, FIN = range(1, 7)
 RESUME, LEAVING, ANSWER = 1, 1, 2

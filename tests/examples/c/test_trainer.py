@@ -241,8 +241,10 @@ class Training:
         fl.Client(lambda weights, config: model.train(weights, {**config, **place})).run(options)
 
 
-@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
-def test_federation_with_one_trainer_in_c(clients: Programs, tmp_path: Path, tls: bool) -> None:
+@pytest.mark.parametrize(("tls", "rounds", "least"), [(False, 18, 0.96), (True, 5, 0.9)], ids=["tcp", "tls"])
+def test_federation_with_one_trainer_in_c(
+    clients: Programs, tmp_path: Path, tls: bool, rounds: int, least: float
+) -> None:
     if tls and not programs.has_openssl():
         pytest.skip("no header files of OpenSSL here; `apt install libssl-dev` brings them")
     files = certificates.init(tmp_path / "certificates")
@@ -258,10 +260,10 @@ def test_federation_with_one_trainer_in_c(clients: Programs, tmp_path: Path, tls
         process = clients.start("train", server.netloc, tmp_path / "0.u8", *words)
         Training(stack, server, theirs)
         stack.callback(server.close)  # before it waits for the threads, also if a round fails
-        for report in server.rounds(30):
+        for report in server.rounds(rounds):
             assert identity in report.clients, report.failures
         final = {name: np.asarray(array) for name, array in server.model.items()}
         accuracy, _ = model.measure(final, data.held_out())
         server.close()
         assert end(process) == (0, "")
-    assert accuracy >= 0.96
+    assert accuracy >= least
