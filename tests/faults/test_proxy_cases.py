@@ -29,7 +29,7 @@ Proxies = Callable[[NetworkLocation], Proxy]
 
 MIB = 1024**2
 LONG = 60.0  # seconds for 1 GiB on a busy machine
-CUTS = 10
+CUTS = 10 if FULL else 5
 BEATS: dict[str, Any] = {"heartbeat": 0.5, "misses": 3, "handshake_timeout": 2.0}
 IN_TIME = 0.5 * 3 + 1.0  # seconds in which silence must be noticed
 
