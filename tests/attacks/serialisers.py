@@ -137,7 +137,7 @@ class Cost(NamedTuple):
     """What loading a message has led to, and taken."""
 
     found: str
-    seconds: float
+    seconds: float  # of CPU
     mib: float
     held: float  # milliseconds
 
@@ -156,13 +156,13 @@ def measure(attack: Attack) -> Cost:
     thread = threading.Thread(target=tick)
     thread.start()
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak to what is resident
-    before, start = _peak(), time.perf_counter()
+    before, start = _peak(), time.thread_time()
     try:
         attack.load(stream)
         found = "loaded"
     except Unreadable as error:
         found = str(error)
-    seconds = time.perf_counter() - start
+    seconds = time.thread_time() - start
     peak = _peak()
     done.set()
     thread.join()

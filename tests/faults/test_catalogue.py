@@ -321,6 +321,9 @@ def test_data_that_may_not_be_read_is_named(tmp_path: Path, figure: Figure) -> N
 # Files of a site
 
 
+KEPT = "[training]\nkeep = true\n"  # one process for all trainings of a site
+
+
 @contextlib.contextmanager
 def process(
     netloc: NetworkLocation,
@@ -665,7 +668,8 @@ def test_sites_of_a_killed_server_go_on_with_its_successor(tmp_path: Path, figur
         assert killed.stdout is not None
         netloc = NetworkLocation("127.0.0.1", int(killed.stdout.readline()))
         for id, gate in gates.items():
-            stack.enter_context(process(netloc, gate.path.parent, "gated_later", id=id, gate=str(gate.path)))
+            folder, settings = gate.path.parent, {"gate": str(gate.path)}
+            stack.enter_context(process(netloc, folder, "gated_later", id=id, more=KEPT, **settings))
         for gate in gates.values():
             gate.wait_begun()
         killed.kill()
@@ -725,9 +729,9 @@ def test_second_process_of_an_id_waits_for_the_end_of_the_first(
     (tmp_path / "other").mkdir()
     with Federation(connection=replace(DOWN, takeover_grace=0.1), grace=LIMIT) as federation:
         others(federation)
-        with process(federation.server.netloc, tmp_path) as agent:
+        with process(federation.server.netloc, tmp_path, more=KEPT) as agent:
             first = [three(federation).client_metrics[C]["count"]]
-            device(federation, tmp_path / "other")
+            device(federation, tmp_path / "other", training=edge.Limits(keep=True, seconds=LIMIT))
             log.wait(f"the id {C} is in use by another client")
             first += [federation.server.round().client_metrics[C]["count"] for _ in range(2)]
             assert first == [1, 2, 3]

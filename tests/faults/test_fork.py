@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable
 from signal import SIGTERM
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,17 +18,15 @@ from netq.core import Communicator
 from netq.testing.fixtures import LIMIT, Communicators
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
+from tests.faults.conftest import FULL, Figure
 from tests.programs.child import Child, Children
 from tests.wires import ALL, PROXIED, Wire, on
-
-if TYPE_CHECKING:
-    from tests.faults.conftest import Figure
 
 pytestmark = pytest.mark.slow
 
 Proxies = Callable[[NetworkLocation], Proxy]
 COUNT = 100  # messages of 100 kB: more than sockets hold
-SLACK = 1.0  # seconds for steps that take no time
+SLACK = 1.0 if FULL else 5.0  # seconds for steps that take no time; what waits by mistake waits `linger`, 10 s
 SEPARABLE = tuple(kind for kind in ALL if kind != "grpc")  # a fork cannot close the sockets inside the grpc library
 
 
@@ -134,7 +131,7 @@ def test_process_that_ends_without_close_delivers(
 def test_process_that_ends_without_its_server_waits_linger(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
-    linger = 0.5
+    linger = 1.5
     connection = {"linger": linger}
     program = children.start(
         "forgetful", wire, Purpose.CLIENT, communicators.unused_address(), connection=connection, count=COUNT
@@ -142,9 +139,9 @@ def test_process_that_ends_without_its_server_waits_linger(
     ends = program.receive()["ends"]
     program.finish()
     seconds = time.monotonic() - ends
-    assert linger <= seconds < linger + 1.0
+    assert linger <= seconds < linger + SLACK
     assert f"closing waits up to {linger:g} s (linger) for it to return" in program.errors()
-    figure("26 exit without a server", f"{wire.kind}: ended after {seconds:.2f} s, limit {linger + 1:g} s")
+    figure("26 exit without a server", f"{wire.kind}: ended after {seconds:.2f} s, limit {linger + SLACK:g} s")
 
 
 @on(*PROXIED)
