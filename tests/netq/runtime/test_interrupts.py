@@ -118,10 +118,13 @@ class Tripwire:
 
     @interrupts.interruptible
     def _wait(self) -> None:
-        """Wait for a signal that is put off. A function of its own: a jump back at the end of a `try` passes it by."""
+        """Wait for a signal that is put off. A function of its own: a jump back at the end of a `try` passes it by.
+
+        Not in a loop that only spins: the thread that sends the signal again would get the interpreter after 5 ms.
+        """
         until = time.monotonic() + LIMIT
         while self.told and not self.handled and time.monotonic() < until:
-            pass
+            threading.Event().wait(0.001)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code is Tripwire.__call__.__code__:
