@@ -66,7 +66,7 @@ def test_sealed_broadcast_enters_the_broker_once(
         server = communicators.server(workers=workers)
         clients = [communicators.client(server.netloc) for _ in range(CLIENTS)]
         introduce(server, *clients)
-        data = model(24 * MIB)
+        data = model(16 * MIB)
         before = broker.counter("bytes/received")
         future = server.put(data)
         assert_all_got(clients, data)
