@@ -59,9 +59,7 @@ def test_broadcast_to_eight_clients_enters_the_broker_once(new_broker: NewBroker
 
 @pytest.mark.slow
 @pytest.mark.alone  # on a busy machine the links find smaller packets for themselves, each its own
-def test_many_clients_with_small_shares_need_no_probe_timer(
-    broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_clients_with_small_shares_need_no_probe_timer(broker: Mosquitto, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "TOTAL_PACKETS", 2 * MANY)  # a share of two packets, as 100 clients have
     with Communicators(at_broker(broker.netloc)) as communicators:
         server = communicators.server()
