@@ -197,7 +197,7 @@ def test_valid_exchange_has_all_kinds() -> None:
 
 def bits(valid: bytes) -> list[int]:
     """The bits of all headers and of what INIs say, and of the other bodies those of the first byte."""
-    found, at = [], 0
+    found, at = list[int](), 0
     for frame in split(valid):
         found += range(8 * at, 8 * (at + (len(frame) if frame[0] == FrameKind.INI.value else min(len(frame), 25))))
         at += len(frame)
