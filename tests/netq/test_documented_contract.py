@@ -208,6 +208,7 @@ def test_process_with_same_id_gets_waiting_messages(place: Place) -> None:
             client.end()
 
 
+@pytest.mark.parametrize("location", ["tcp"], indirect=True)  # no transport looks into a message
 def test_custom_serialisers(place: Place) -> None:
     own = SerializationOptions(load=json.load, dump=lambda data: json.dumps(data).encode())
     with place.server(serialization=own) as server, place.client(SPEAKS_JSON) as client:

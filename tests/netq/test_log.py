@@ -288,6 +288,6 @@ def test_an_exchange_survives_a_handler_that_raises(install: Install, log: LogRe
 
 
 def test_handlers_that_raise_block_and_put_lose_and_stop_nothing() -> None:
-    outcome = handlers.run(seconds=2.0, seed=1)
+    outcome = handlers.run(seconds=1.0, seed=1)
     assert (outcome.hangs, outcome.lost, outcome.twice_or_disordered) == (0, 0, 0)
     assert min(outcome.by_handler, outcome.raised, outcome.cuts) > 0

@@ -325,11 +325,11 @@ async def one_get(server: Communicator, chance: random.Random) -> Any:
 
 
 @pytest.mark.slow
-def test_two_thousand_randomly_cancelled_gets_lose_nothing() -> None:
+def test_randomly_cancelled_gets_lose_nothing() -> None:
     chance = random.Random(20)
 
     async def feed(client: Communicator) -> None:
-        for number in range(2000):
+        for number in range(600):
             delivery = client.put(number)
             if chance.random() < 0.5:
                 await delivery
@@ -337,11 +337,11 @@ def test_two_thousand_randomly_cancelled_gets_lose_nothing() -> None:
     async def main() -> None:
         async with pair() as (server, client), trio.open_nursery() as nursery:
             nursery.start_soon(feed, client)
-            got = [data for _ in range(2000) if (data := await one_get(server, chance)) is not None]
+            got = [data for _ in range(600) if (data := await one_get(server, chance)) is not None]
             early = len(got)
-            assert 200 < early < 1800, f"{early} of 2000 gets were not broken off: this tries too little"
-            got += await take(server, 2000 - early, timeout=LIMIT)
-            assert got == list(range(2000))
+            assert 60 < early < 540, f"{early} of 600 gets were not broken off: this tries too little"
+            got += await take(server, 600 - early, timeout=LIMIT)
+            assert got == list(range(600))
             with pytest.raises(TimeoutError):
                 await server.get(timeout=0)
 

@@ -36,10 +36,10 @@ def check_close_flushes(make: Make) -> None:
     """Close delivers queued messages. The peer can get them afterwards, then get raises Closed."""
     with Communicators(make) as communicators:
         server, client = communicators.pair()
-        futures = [client.put(number) for number in range(1000)]
+        futures = [client.put(number) for number in range(200)]
         assert client.close(LIMIT) == 0
         assert all(future.done() and future.exception() is None for future in futures)
-        assert [server.get(client.id, timeout=LIMIT).data for _ in range(1000)] == list(range(1000))
+        assert [server.get(client.id, timeout=LIMIT).data for _ in range(200)] == list(range(200))
         error = _closed(lambda: server.get(client.id, timeout=LIMIT))
         assert error.peer == client.id
 

@@ -217,13 +217,13 @@ def check_workers(make: Make) -> None:
         introduce(server, *clients)
         assert {recorder.next() for _ in clients} == {("ini", client.id) for client in clients}
         for client in clients:
-            for number in range(200):
+            for number in range(50):
                 client.put(number)
         got: dict[uuid.UUID, list[int]] = {client.id: [] for client in clients}
-        for _ in range(5 * 200):
+        for _ in range(5 * 50):
             peer, data = server.get(timeout=LIMIT)
             got[peer].append(data)
-        assert all(numbers == list(range(200)) for numbers in got.values())
+        assert all(numbers == list(range(50)) for numbers in got.values())
         server.put("to all").result(LIMIT)
         assert {client.get(timeout=LIMIT).data for client in clients} == {"to all"}
         assert set(server.statistics()) == set(got)

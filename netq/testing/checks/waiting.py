@@ -80,17 +80,17 @@ def check_many_threads(make: Make) -> None:
     """Many threads put and get at once, both ways: each message arrives once, in the order of its thread."""
     with Communicators(make) as communicators, ThreadPoolExecutor(8) as threads:
         server, client = communicators.pair()
-        getting = [threads.submit(_get, communicator, 800) for communicator in (server, client)]
+        getting = [threads.submit(_get, communicator, 400) for communicator in (server, client)]
         for sender in (server, client):
             for thread in range(3):
-                threads.submit(_put, sender, thread, 800 // 4)
-            _put(sender, 3, 800 // 4)
+                threads.submit(_put, sender, thread, 100)
+            _put(sender, 3, 100)
         for future in getting:
             got = future.result(LIMIT)
-            assert len(set(got)) == 800
+            assert len(set(got)) == 400
             for thread in range(4):
                 numbers = [number for other, number in got if other == thread]
-                assert numbers == list(range(200)), f"thread {thread}: {numbers}"
+                assert numbers == list(range(100)), f"thread {thread}: {numbers}"
 
 
 def check_getter_learns_of_close(make: Make) -> None:

@@ -83,7 +83,7 @@ def test_client_is_served_while_another_is(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("direction", ["up", "down", "both"])
+@pytest.mark.parametrize("direction", ["up", "down"])
 def test_client_is_served_after_a_killed_one(run: Run, start: Start, direction: str) -> None:
     with serving() as server:
         netloc = "{}:{}".format(*server.netloc)

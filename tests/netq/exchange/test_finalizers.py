@@ -80,7 +80,7 @@ def test_thread_that_asks_gives_the_holder_of_the_baton_its_lock(client: Client,
 
 @pytest.mark.slow
 def test_finalizers_may_use_a_client_on_top_of_any_code() -> None:
-    found = run(3.0, seed=1)
+    found = run(1.5, seed=1)
     assert (found.hangs, found.lost) == ([], 0)
     assert found.done > found.failed
     assert found.by_finalizers

@@ -135,7 +135,7 @@ def test_publications_are_acknowledged_while_messages_come() -> None:
 
 @pytest.mark.slow
 def test_flood_of_a_client_delays_no_acknowledgement(site: Site) -> None:
-    exchange, count = site.exchange(), 20_000
+    exchange, count = site.exchange(), 8_000
     raw, other = site.raw(exchange), site.client(exchange)
     ask(raw, Envelope(EnvelopeKind.UNSUBSCRIBE, 1, "t"))
     done(other.publish("else", 1))
@@ -152,7 +152,7 @@ def test_flood_of_a_client_delays_no_acknowledgement(site: Site) -> None:
 def test_client_that_never_reads_is_ended(site: Site, log: LogRecorder) -> None:
     exchange = site.exchange(answers=100)
     raw, other = site.raw(exchange, connection=SMALL), site.client(exchange)
-    for number in range(5000):
+    for number in range(2000):
         raw.put(Envelope(EnvelopeKind.UNSUBSCRIBE, number, "t").pack())
     line = log.wait("does not read")
     assert line == f"{raw.id}: does not read: 100 messages wait for it (answers); ended"

@@ -123,7 +123,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestJobs = Machine.TestCase
-TestJobs.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestJobs.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_queue_without_jobs_and_workers_is_forgotten() -> None:

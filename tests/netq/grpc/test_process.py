@@ -71,14 +71,14 @@ def where(process: subprocess.Popen[str]) -> NetworkLocation:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the threads")
-def test_200_clients_need_no_thread_each(communicators: Communicators, start: Start) -> None:
+def test_clients_need_no_thread_each(communicators: Communicators, start: Start) -> None:
     netloc = where(start(BEGINNING + ECHO))
-    clients = [communicators.client(netloc) for _ in range(200)]
+    clients = [communicators.client(netloc) for _ in range(80)]
     futures = [client.put("threads?") for client in clients]
     for future in futures:
         future.result(LIMIT)
     counts = [client.get(timeout=LIMIT).data for client in clients]
-    print("threads of a server of 200 clients:", max(counts))
+    print("threads of a server of 80 clients:", max(counts))
     assert max(counts) <= 16
     for client in clients:
         communicators.abort(client)

@@ -12,7 +12,7 @@ from tests.programs.child import Children
 from tests.wires import Wire
 
 MIB = 1024**2
-SIZE = 128 * MIB
+SIZE = 64 * MIB
 OVERHEAD = 16 * MIB  # bytes above the message's own size, for each process
 
 

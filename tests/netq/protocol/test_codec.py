@@ -117,7 +117,7 @@ def seen(session: Session, messages: list[Any]) -> list[object]:
 
 @pytest.mark.slow
 @needs_compiled
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(
     pieces=st.lists(MESSAGES | MESSAGES | ACKS | ODD_FRAMES, max_size=12),
     sent=st.integers(0, 5),
@@ -141,7 +141,7 @@ def test_both_codecs_take_alike(pieces: list[Any], sent: int, cut: int, low: int
 
 @pytest.mark.slow
 @needs_compiled
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(
     sizes=st.lists(st.integers(0, 60), max_size=10),
     lanes=st.lists(st.sampled_from([0, 0, 0, 0, 1]), min_size=10, max_size=10),

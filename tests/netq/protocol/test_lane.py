@@ -72,7 +72,7 @@ def test_partly_sent_message_is_dropped() -> None:
 # Batches of small messages.
 
 
-@pytest.mark.parametrize("seed", range(70))
+@pytest.mark.parametrize("seed", range(50))
 def test_batches_and_chunks_keep_order_and_window(seed: int) -> None:
     chance = random.Random(seed)
     sizes = [chance.choice([0, 1, 10, 99, 100, 101, 300]) for _ in range(40)]
@@ -82,6 +82,8 @@ def test_batches_and_chunks_keep_order_and_window(seed: int) -> None:
     contents = [bytes(message.data) for message in messages]
     gone: set[int] = set()
     for _ in range(1000):
+        if not len(one):
+            break
         if chance.random() < 0.1 and not messages[index := chance.randrange(40)].left:
             messages[index].withdraw()
             gone.add(index)

@@ -90,7 +90,7 @@ def test_tiny_window_grants() -> None:
 
 @pytest.mark.slow
 def test_one_byte_frames_cost_little_memory() -> None:
-    one, count = receiver(2**20, merge=False), 50_000
+    one, count = receiver(2**20, merge=False), 10_000
     tracemalloc.start()
     for _ in range(count - 1):
         one.place(msg(1, 1, count))[0] = 7

@@ -90,7 +90,7 @@ def take_all_for_ever(inbox: Inbox, got: list[Item], seconds: float) -> None:
 def test_an_exception_outside_steps_loses_no_message() -> None:
     signal.signal(signal.SIGALRM, netq.outside_steps(raise_on_signal))
     chance = random.Random(0)
-    for _ in range(40):
+    for _ in range(20):
         inbox, got = full(), list[Item]()
         with pytest.raises(Alarm):
             take_all_for_ever(inbox, got, chance.uniform(0.0001, 0.004))

@@ -97,7 +97,7 @@ def test_session_resumes_after_a_cut_at_any_byte(seals: Seals) -> None:
         return pair
 
     whole = talk([]).moved
-    for cut in itertools.chain(range(1, 6000, 101), range(6000, whole, 887)):
+    for cut in itertools.chain(range(1, 6000, 199), range(6000, whole, 1787)):
         pair = talk([cut])
         assert pair.server.received == pair.client.received == {0: data}, cut
         assert len(pair.links) == 2, cut
@@ -330,7 +330,7 @@ def _has_opened(pair: LossyPair, number: int) -> bool:
 def test_flipped_handshake_opens_no_session(seals: Seals, number: int) -> None:
     pair, size = _shake_hands(seals, number, lambda data: data)
     assert _has_opened(pair, number)
-    for bit in range(0, 8 * size, 23):  # in each third byte one bit, another one each time
+    for bit in range(0, 8 * size, 47):  # in each sixth byte one bit, another one each time
         pair, _ = _shake_hands(seals, number, lambda data, bit=bit: _flipped(data, bit))  # type: ignore[misc]
         # The third flight ends with the records of the client: a flip there leaves the handshake whole.
         assert not _has_opened(pair, number), bit
@@ -342,7 +342,7 @@ def test_flipped_handshake_opens_no_session(seals: Seals, number: int) -> None:
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_truncated_handshake_opens_no_session(seals: Seals, number: int) -> None:
     _, size = _shake_hands(seals, number, lambda data: data)
-    for stop in range(0, size, 13):
+    for stop in range(0, size, 29):
         pair, _ = _shake_hands(seals, number, lambda data, stop=stop: data[:stop])  # type: ignore[misc]
         assert not _has_opened(pair, number), stop
         assert pair.server.received == {}, stop
@@ -363,7 +363,7 @@ def test_replayed_handshake_opens_no_session(seals: Seals, number: int) -> None:
     assert pair.client.lost or pair.server.lost
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_bytes_end_the_link_and_nothing_else(seals: Seals, data: st.DataObject) -> None:
     """Both sides at each step of the handshake, and after it, are given bytes of the right form, and others."""

@@ -146,7 +146,7 @@ def test_handshake_needs_only_an_exchange_of_bytes(new_pair: Callable[[], Pair])
     complete_handshake(Pair(client, server))
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 7, 1499])
+@pytest.mark.parametrize("step", [1, 7, 1499])
 def test_handshake_and_message_in_steps(new_pair: Callable[[], Pair], step: int) -> None:
     client, server = new_pair()
     carry(client, server, step)
@@ -491,7 +491,7 @@ def test_bytes_of_other_protocols(new_pair: Callable[[], Pair], side: str, data:
 
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_random_bytes(new_pair: Callable[[], Pair], side: str) -> None:
-    for seed in range(300):
+    for seed in range(100):
         tls: Tls = getattr(new_pair(), side)
         tls.received(random.Random(seed).randbytes(2 * RECORD))
         assert not tls.handshaken
@@ -750,7 +750,7 @@ def updater(files: certificates.Files, tmp_path: Path) -> Updater:
 
 @pytest.mark.slow
 def test_key_updates_with_unread_answers_end_the_connection(updater: Updater, monkeypatch: pytest.MonkeyPatch) -> None:
-    most = MAX_PENDING // 8
+    most = MAX_PENDING // 16
     monkeypatch.setattr("netq.security.tls.MAX_PENDING", most)
     server, records = updater.server, key_updates(updater.secret, b"x")
     for number in range(100):  # allowed: the peer reads each answer before its next request

@@ -18,7 +18,7 @@ from netq.testing.log import LogRecorder
 from tests.netq.conftest import Start
 
 CLIENT = uuid.UUID(int=7)
-DEATHS = 20
+DEATHS = 10
 SIZES = (10, 3000, 300_000, 2_000_000)
 
 SENDER = """

@@ -232,7 +232,7 @@ def consume(memory: mmap.mmap, data: int, room: int, count: int) -> tuple[str, i
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1000, 65536])
 def test_two_processes_at_full_speed(size: int) -> None:
-    count = 30_000_000
+    count = 10_000_000
     fd, data, room = memfd.make(HEADER + size), os.eventfd(0), os.eventfd(0)
     try:
         command = [sys.executable, "-c", PRODUCER, *map(str, (fd, data, room, count))]

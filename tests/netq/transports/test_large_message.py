@@ -12,7 +12,7 @@ from tests.wires import PROXIED_TLS, Wire, on
 
 MIB = 1024**2
 KINDS = ("shm", *(kind for kind in PROXIED_TLS if kind != "mqtt"))  # tests/netq/mqtt has a stricter test
-SIZES = {"grpc": 100 * MIB, "grpc+tls": 100 * MIB}  # of smaller ones, what grpc's core keeps is more than a quarter
+SIZES = {"grpc": 80 * MIB, "grpc+tls": 80 * MIB}  # of smaller ones, what grpc's core keeps is more than a quarter
 GROWTH = 1.25  # peak growth of a process, as a multiple of the message: the message itself, and a quarter
 
 
@@ -20,5 +20,5 @@ GROWTH = 1.25  # peak growth of a process, as a multiple of the message: the mes
 @pytest.mark.slow
 @on(*KINDS)
 def test_large_message_costs_little_more_than_itself(wire: Wire, children: Children) -> None:
-    growth = send_there_and_back(wire, children, SIZES.get(wire.kind, 48 * MIB))
+    growth = send_there_and_back(wire, children, SIZES.get(wire.kind, 32 * MIB))
     assert all(factor <= GROWTH for factors in growth.values() for factor in factors)

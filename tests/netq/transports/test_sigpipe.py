@@ -17,7 +17,7 @@ from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.proxy import Proxy
 from tests.wires import PROXIED_TLS, on
 
-_CUTS = 10
+_CUTS = 4
 _DATA = pickle.PickleBuffer(bytes(2 * 1024**2))
 
 
