@@ -35,7 +35,9 @@ HERE = training.__name__
 def server(model: Any = None, **settings: Any) -> Iterator[fl.Server]:
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), connection=CONNECTION)
     model = model or {"w": np.zeros(3, np.float32)}
-    with fl.Server(model, options, min_clients=1, patience=fl.Patience(deadline=SOON, void_pause=0.0), **settings) as made:
+    with fl.Server(
+        model, options, min_clients=1, patience=fl.Patience(deadline=SOON, void_pause=0.0), **settings
+    ) as made:
         yield made
 
 
