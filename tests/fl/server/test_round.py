@@ -17,7 +17,7 @@ import pytest
 
 import fl
 import netq
-from fl.envelope import Job, Offer, Permit
+from fl.envelope import Introduction, Job, Offer, Permit
 from fl.messages import MESSAGES, Reply, Report, Task, Update
 from netq.testing.proxy import Proxy
 from tests.fl.federation import IDS, QUICK, SHORT, SOON, A, B, C, D, Federation, adds, at, filled, gives, reasons, reply
@@ -406,6 +406,7 @@ class Raw:
 
     def __init__(self, queue: netq.Communicator) -> None:
         self._queue = queue
+        queue.put(Introduction({}))  # the server waits some seconds for it
 
     def task(self) -> Task:
         task = self._queue.get(timeout=SOON).data
