@@ -320,6 +320,7 @@ def test_a_suspended_client_with_a_new_session_is_asked_and_not_waited_for() -> 
         federation.server.wait(1, SOON)
         options = replace(at(federation.server.netloc, B), serialization=MESSAGES)
         with netq.new(purpose=netq.Purpose.CLIENT, options=options) as queue:
+            queue.put(Introduction({}))
             round = federation.start(federation.round, 2)
             queue.put(reply(queue.get(timeout=SOON).data, Update(filled(math.nan), 1))).result(SOON)
             assert round.result(SOON).suspended == (B,)
@@ -981,6 +982,7 @@ def test_undelivered_tasks_keep_few_old_models() -> None:
             options = at(proxy.netloc, id)
             queue = netq.new(purpose=netq.Purpose.CLIENT, options=replace(options, serialization=MESSAGES))
             stack.callback(queue.close, 0)
+            queue.put(Introduction({}))
             federation.server.wait(count, SOON)
             assert federation.round(count).clients == (A,)
         federation.round(4)
