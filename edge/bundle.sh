@@ -28,7 +28,10 @@ case " $pythons " in
 *" $version "*) ;;
 *) fail "$python is $version, and the wheels are for $pythons; make them with: make bundle PYTHONS=$version" ;;
 esac
-"$python" -m venv "$folder" || fail "no virtual environment in $folder; Debian has venv in the package python3-venv"
+# An older bundle's environment stays: to make it again takes a board a minute.
+found=$("$folder/bin/python" -I -c 'import pip, sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null || true)
+[ "$found" = "$version" ] || "$python" -m venv "$folder" ||
+    fail "no virtual environment in $folder; Debian has venv in the package python3-venv"
 # --force-reinstall: the version of a new bundle may be that of the old one.
 "$folder/bin/python" -I -m pip install --quiet --isolated --disable-pip-version-check --no-index --find-links "$here" \
     --force-reinstall "netq-fl[$extras]"

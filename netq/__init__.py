@@ -10,10 +10,8 @@ Start at `new`, then `netq.core.Communicator`. docs/explanation/life-of-a-messag
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
-from netq.core import Communicator, Message
 from netq.errors import (
     AddressError,
     BufferMismatch,
@@ -42,11 +40,25 @@ from netq.options import (
     SecurityOptions,
     SerializationOptions,
 )
-from netq.polling import poll
-from netq.promise import Promise
-from netq.runtime.delivery import Delivery
-from netq.runtime.statistics import Statistics
 
+if TYPE_CHECKING:
+    from netq.core import Communicator as Communicator
+    from netq.core import Message as Message
+    from netq.polling import poll as poll
+    from netq.promise import Promise as Promise
+    from netq.runtime.delivery import Delivery as Delivery
+    from netq.runtime.statistics import Statistics as Statistics
+
+# Of the public names that need the communicator, which is half of an import's time. They are imported when they are
+# first used: a process without a communicator, as one that trains for an agent, starts without it.
+_MODULE_OF = {
+    "Communicator": "netq.core",
+    "Message": "netq.core",
+    "poll": "netq.polling",
+    "Promise": "netq.promise",
+    "Delivery": "netq.runtime.delivery",
+    "Statistics": "netq.runtime.statistics",
+}
 __all__ = [
     "new",
     "poll",
@@ -96,11 +108,19 @@ def new(
         if value not in list(kind):
             raise InvalidOption(f"new: the {name} is {value!r}; expected one of {', '.join(kind)}")
     module = importlib.import_module(f"netq.{protocol}.{purpose}")
-    return cast(Communicator, module.Communicator(options))
+    return cast("Communicator", module.Communicator(options))
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import a transport at its first use: `netq.tcp.server.Communicator` needs only `import netq`."""
-    if name not in list(Protocol):
+def __getattr__(name: str) -> Any:
+    """Import a public name or a transport at its first use: `netq.tcp.server.Communicator` needs only `import netq`."""
+    if name in list(Protocol):
+        return importlib.import_module(f"netq.{name}")
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'netq' has no attribute {name!r}")
-    return importlib.import_module(f"netq.{name}")
+    globals()[name] = value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, and those of the modules that are imported."""
+    return sorted({*globals(), *_MODULE_OF})

@@ -27,6 +27,7 @@ from netq.security import certificates
 from netq.testing.fixtures import LIMIT
 
 TRAIN = '[client]\ntrain = "numpy:mean"\n'
+KEEP = "[training]\nkeep = true\n"  # one process for the check of the functions and for the task
 HERE = __name__
 
 
@@ -79,8 +80,14 @@ def restored_signals() -> Iterator[None]:
 
 
 @pytest.fixture
-def other_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is none of fl: do not wait for its description."""
+def no_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no process that imports the functions: the test is of what comes after that."""
+    monkeypatch.setattr(edge.check, "_functions", lambda work, child: None)
+
+
+@pytest.fixture
+def other_server(monkeypatch: pytest.MonkeyPatch, no_functions: None) -> None:
+    """The server is none of fl: do not wait for its description. Start no process that trains."""
     monkeypatch.setattr(edge.check, "PATIENCE", 0.1)
 
 
@@ -113,7 +120,7 @@ def serving(
 
 def test_a_training_that_skips_is_said_to_skip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with federation() as server:
-        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:skips"\n')
+        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:skips"\n{KEEP}')
         assert command.main(["check", path]) == 0
     assert re.search(r"training  \d\.\d s; it skips this task: no new pictures\n", capsys.readouterr().out)
 
@@ -140,7 +147,7 @@ def test_right_file_and_answering_server(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("compression", ['"auto"', '{ dtype = "float16" }', '{ dtype = "int8", top_k = 0.1 }'])
 def test_training_with_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str], compression: str) -> None:
     with federation() as server:
-        more = f'[client]\ntrain = "{HERE}:train"\ncompression = {compression}\n'
+        more = f'[client]\ntrain = "{HERE}:train"\ncompression = {compression}\n{KEEP}'
         assert command.main(["check", write(tmp_path, server.netloc.port, more)]) == 0
     size = float(re.findall(r"an update of (.*) MB\n", capsys.readouterr().out)[0])
     assert size < 0.005  # 0.0084 without
@@ -155,12 +162,18 @@ def test_training_with_compression(tmp_path: Path, capsys: pytest.CaptureFixture
 )
 def test_wrong_training_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, error: str) -> None:
     with federation() as server:
-        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:{name}"\n')
+        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:{name}"\n{KEEP}')
         assert command.main(["check", path]) == 1
         assert error in capsys.readouterr().err
+
+
+def test_a_training_that_fails_is_not_tried_with_no_train(tmp_path: Path) -> None:
+    with federation() as server:
+        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:fails"\n')
         assert command.main(["check", path, "--no-train"]) == 0
 
 
+@pytest.mark.usefixtures("no_functions")  # a task starts the process
 @pytest.mark.parametrize(("limit", "more"), [("0.016", []), ("0.008", ["--no-train"])])
 def test_round_above_the_traffic_of_an_hour(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, more: list[str]
@@ -229,6 +242,7 @@ def asked(
             checking.join(LIMIT)
 
 
+@pytest.mark.usefixtures("no_functions")
 def test_a_task_that_comes_first_is_declined(tmp_path: Path) -> None:
     status: list[int] = []
     with asked(tmp_path, status, "--no-train") as (server, peer):
@@ -239,6 +253,7 @@ def test_a_task_that_comes_first_is_declined(tmp_path: Path) -> None:
     assert status == [0]
 
 
+@pytest.mark.usefixtures("no_functions")
 @pytest.mark.parametrize(
     ("tensor", "error"),
     [
@@ -270,6 +285,7 @@ def test_model_that_the_device_cannot_take_is_not_made(
     assert capsys.readouterr().err.startswith(f"edge: {error}")
 
 
+@pytest.mark.usefixtures("no_functions")
 def test_folder_for_the_state_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with federation() as server:
         path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:train"\nstate = "state"\n')
@@ -305,10 +321,11 @@ def test_own_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_functions")
 def test_certificate_of_an_agent_that_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge.check, "TIMEOUT", 5.0)
+    monkeypatch.setattr(edge.check, "TIMEOUT", 2.0)
     own = certificates.init(tmp_path)
     files = certificates.issue(tmp_path, "board")
     table = "".join(f'{option} = "{path}"\n' for option, path in files._asdict().items())
@@ -331,20 +348,22 @@ def test_check_leaves_the_session_of_the_device_alone(tmp_path: Path, capsys: py
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_functions")
 def test_silent_server_is_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge.check, "TIMEOUT", 5.0)
+    monkeypatch.setattr(edge.check, "TIMEOUT", 1.0)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         port = bound.getsockname()[1]
         assert command.main(["check", write(tmp_path, port)]) == 1
     errors = capsys.readouterr().err
-    assert f"edge: the file is right, but 127.0.0.1:{port} does not answer within 5 s (" in errors
+    assert f"edge: the file is right, but 127.0.0.1:{port} does not answer within 1 s (" in errors
     assert "Connection refused" in errors
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_functions")
 def test_untrusted_certificate_is_status_1(
     tmp_path: Path,
     files: certificates.Files,
@@ -352,13 +371,13 @@ def test_untrusted_certificate_is_status_1(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(edge.check, "TIMEOUT", 5.0)
+    monkeypatch.setattr(edge.check, "TIMEOUT", 1.0)
     with serving(netq.SecurityOptions(files.key, files.certificate)) as server:
         path = write(tmp_path, server.netloc.port, f'{TRAIN}[security]\ncertificate = "{authority}"\n')
         assert command.main(["check", path]) == 1
         server.close(timeout=0)
     # Client and server log into one process here, so either side's warning may be the last.
-    assert "does not answer within 5 s (" in capsys.readouterr().err
+    assert "does not answer within 1 s (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.__main__ import main
 from edge.config import KEYS
 from edge.machine import Machine
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SealOptions, SecurityOptions
 from netq.security import certificates
 from tests.pages import Page
+from tests.programs.in_process import own_process
 
 SERVER = '[server]\nhost = "10.0.0.1"\nport = 51966\n'
 ID = uuid.UUID("7a9c1f0e-52a4-4c1b-9d55-0a4f6a1d2b3c")
@@ -206,9 +208,11 @@ def test_wrong_encoding_is_refused(tmp_path: Path) -> None:
     assert refusal(path) == f"{path}: not UTF-8 at byte 17; save it as UTF-8 text"
 
 
-def run_edge(*arguments: str, command: str = "run") -> subprocess.CompletedProcess[str]:
-    arguments = (sys.executable, "-m", "edge", command, *arguments)
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+def run_edge(*arguments: str, command: str = "run") -> tuple[int, str, str]:
+    """Run the command in this process; return its status, stdout and stderr."""
+    with own_process() as (out, errors):
+        status = main([command, *arguments])
+    return status, out.getvalue(), errors.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -224,10 +228,7 @@ def run_edge(*arguments: str, command: str = "run") -> subprocess.CompletedProce
 )
 def test_wrong_file_is_one_line_and_status_2(tmp_path: Path, text: str, line: str) -> None:
     path = write(tmp_path, text)
-    done = run_edge(str(path))
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == f"edge: {path}: {line}\n"
+    assert run_edge(str(path)) == (2, "", f"edge: {path}: {line}\n")
 
 
 @pytest.mark.parametrize(
@@ -240,10 +241,9 @@ def test_wrong_file_is_one_line_and_status_2(tmp_path: Path, text: str, line: st
 def test_errors_of_transports_are_in_file_terms(tmp_path: Path, protocol: str, security: str, said: str) -> None:
     text = f'{SERVER}protocol = "{protocol}"\n[client]\ntrain = "builtins:dict"\n[security]\n{security}'
     path = write(tmp_path, text)
-    done = run_edge(str(path))
-    assert done.returncode == 2
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith(f"edge: {path}: {said}")
+    status, _, errors = run_edge(str(path))
+    assert status == 2
+    assert errors.splitlines()[-1].startswith(f"edge: {path}: {said}")
 
 
 @pytest.mark.parametrize(
@@ -259,15 +259,15 @@ def test_errors_of_transports_are_in_file_terms(tmp_path: Path, protocol: str, s
 )
 def test_check_ends_for_what_run_waits_for(tmp_path: Path, more: str, line: str) -> None:
     path = write(tmp_path, f'{SERVER}[client]\ntrain = "builtins:dict"\n{more}')
-    done = run_edge(str(path), command="check")
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"edge: {path}: {line.format(tmp_path)}")
+    status, _, errors = run_edge(str(path), command="check")
+    assert status == 2
+    assert errors.startswith(f"edge: {path}: {line.format(tmp_path)}")
 
 
 def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
-    done = run_edge("--verbose", str(write(tmp_path, '[server]\nhost = "a"\n')))
-    assert done.returncode == 2
-    assert "Traceback" in done.stderr
+    status, _, errors = run_edge("--verbose", str(write(tmp_path, '[server]\nhost = "a"\n')))
+    assert status == 2
+    assert "Traceback" in errors
 
 
 def certified(folder: Path, *more: str, table: str = "security") -> Path:

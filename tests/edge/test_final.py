@@ -23,6 +23,7 @@ from edge.work import federation
 from fl.envelope import Final
 from fl.membership import Membership
 from netq.utils.stream import Stream
+from tests.edge.pauses import Pauses
 from tests.edge.test_agent import HERE, config, running, server
 
 COPY = [sys.executable, "-c", "import shutil, sys; shutil.copy(sys.argv[2], sys.argv[1])"]
@@ -47,13 +48,11 @@ def test_a_file_that_cannot_be_written_is_waited_for(tmp_path: Path, caplog: pyt
     caplog.set_level(logging.WARNING)
     path = tmp_path / "later" / "model.npz"
 
-    def mounts(seconds: float) -> None:
-        path.parent.mkdir(exist_ok=True)
-
+    pauses = Pauses(path.parent.mkdir)
     with server() as aggregator:
-        device = config(aggregator, model=path)
+        device = config(aggregator, model=path, training=edge.Limits(keep=True))
         supervisor = Supervisor()
-        patience = Patience(supervisor, Watched(), sleep=mounts)
+        patience = Patience(supervisor, Watched(), pauses.clock, pauses.sleep)
         with running(Agent(device, federation(device), supervisor, Group(), patience).run):
             aggregator.round()
             aggregator.close()
@@ -70,12 +69,13 @@ def test_the_model_is_kept_while_the_owner_corrects_the_file(tmp_path: Path, mon
 
     def write(port: int, folder: str) -> None:
         text = f'[server]\nhost = "127.0.0.1"\nport = {port}\n[client]\ntrain = "{HERE}:train"\n'
-        file.write_text(text + f'[model]\npath = "{folder}/model.npz"\n')
+        file.write_text(text + f'[training]\nkeep = true\n[model]\npath = "{folder}/model.npz"\n')
 
     with server() as aggregator:
         port = aggregator.netloc.port
         write(port, "gone")
-        monkeypatch.setattr(command, "Patience", partial(Patience, sleep=lambda seconds: write(port, ".")))
+        pauses = Pauses(lambda: write(port, "."))
+        monkeypatch.setattr(command, "Patience", partial(Patience, clock=pauses.clock, sleep=pauses.sleep))
         options = command._parser().parse_args(["run", str(file)])
         with running(command._run, options, Supervisor(), False):
             aggregator.round()

@@ -156,7 +156,8 @@ def test_kernel_divides_and_empties_the_cgroup() -> None:
 @contextmanager
 def device(folder: Path, train: str, more: str = "", *before: str) -> Iterator[tuple[fl.Server, subprocess.Popen[str]]]:
     """A server, and a process that runs a device for it."""
-    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
+    connection = netq.ConnectionOptions(linger=0.1)  # the device is killed
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), connection=connection)
     with fl.Server(
         {"w": np.zeros(3, np.float32)}, options, min_clients=1, patience=fl.Patience(deadline=LIMIT)
     ) as server:

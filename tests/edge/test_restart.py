@@ -100,11 +100,10 @@ def test_stored_update_answers_the_task_after_a_kill(server: Server, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keep", ["true", "false"])
-def test_state_goes_on_after_a_kill(server: Server, tmp_path: Path, keep: str) -> None:
+def test_state_of_a_kept_child_goes_on_after_a_kill(server: Server, tmp_path: Path) -> None:
     counts = []
     for number in (1, 2):
-        with agent(server, tmp_path, more=f"[training]\nkeep = {keep}\n"):
+        with agent(server, tmp_path, more="[training]\nkeep = true\n"):
             server.sessions.get(timeout=SOON)
             counts += [server.update(2 * number - 1).metrics["count"], server.update(2 * number).metrics["count"]]
     assert counts == [1, 2, 3, 4]
@@ -159,7 +158,7 @@ def test_unfit_device_does_not_connect(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_device_leaves_before_a_round_would_exceed_its_traffic(server: Server, tmp_path: Path) -> None:
-    with agent(server, tmp_path, more="[fit]\nmax_traffic = 0.005\n"):
+    with agent(server, tmp_path, more="[training]\nkeep = true\n[fit]\nmax_traffic = 0.005\n"):
         server.sessions.get(timeout=SOON)
         rounds = 0
         while isinstance(answer := server.ask(rounds + 1), Reply):

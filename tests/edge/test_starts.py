@@ -12,18 +12,26 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
 import pytest
 
+import fl
 import netq
+from edge import __main__ as command
+from edge.child import Child
+from edge.patience import Patience
 from edge.spool import Spool
+from edge.supervisor import Supervisor
 from fl.envelope import Introduction, Job
 from fl.messages import MESSAGES, Reply, Task, Update
 from netq.security import certificates
 from tests.edge.disks import mounted
+from tests.edge.pauses import Pauses
+from tests.edge.test_agent import running
 from tests.faults.test_time import DAY, FAKETIME, Clock
 from tests.pages import ROOT
 
@@ -74,10 +82,10 @@ class Device:
         self.lines: list[str] = []
         (folder / "farm.py").write_text(TRAIN)
 
-    def write(self, server: Server, client: str = "", more: str = "", train: str = "farm:train") -> Path:
+    def write(self, port: int, client: str = "", more: str = "", train: str = "farm:train") -> Path:
         path = self.folder / "client.toml"
         path.write_text(
-            f'[server]\nhost = "127.0.0.1"\nport = {server.queue.netloc.port}\n[client]\ntrain = "{train}"\n{client}'
+            f'[server]\nhost = "127.0.0.1"\nport = {port}\n[client]\ntrain = "{train}"\n{client}'
             f"[connection]\nretry_max = 0.1\n[settings]\nmark = '{self.folder / 'mark'}'\n{more}"
         )
         return path
@@ -86,7 +94,8 @@ class Device:
     def started(
         self, server: Server, client: str = "", more: str = "", train: str = "farm:train"
     ) -> Iterator[subprocess.Popen[str]]:
-        command = [*self.before, sys.executable, "-m", "edge", "run", str(self.write(server, client, more, train))]
+        path = self.write(server.queue.netloc.port, client, more, train)
+        command = [*self.before, sys.executable, "-m", "edge", "run", str(path)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.folder), str(ROOT)]), **self.environment}
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
             self._process = process
@@ -117,18 +126,58 @@ def device(tmp_path: Path) -> Device:
     return Device(tmp_path)
 
 
+def authority(folder: Path) -> netq.SecurityOptions:
+    """Return options of a server that wants certificates of its authority; the device's is there, too."""
+    files = certificates.init(folder)
+    certificates.issue(folder, "board", days=10)
+    own = Path(shutil.copy(files.authority, folder / "of-server.pem"))  # a test breaks the device's
+    return netq.SecurityOptions(key=files.key, certificate=files.certificate, authority=own)
+
+
 @pytest.fixture
 def tls_server(tmp_path: Path) -> Iterator[Server]:
-    """A server that wants certificates of its authority; the device's is there, too."""
-    files = certificates.init(tmp_path)
-    security = netq.SecurityOptions(key=files.key, certificate=files.certificate, authority=files.authority)
-    certificates.issue(tmp_path, "board", days=10)
-    found = Server(security=security)
+    found = Server(security=authority(tmp_path))
     yield found
     found.queue.close(0)
 
 
 SECURITY = '[security]\nkey = "board-key.pem"\ncertificate = "board.pem"\nauthority = "authority.pem"\n'
+
+
+@pytest.fixture
+def waiting(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Callable[..., contextlib.AbstractContextManager[fl.Server]]:
+    """Run the agent in a thread of this process, with a server of fl; its pauses take no time, and mend the device."""
+
+    @contextmanager
+    def waiting(
+        *mends: Callable[[int], object], security: netq.SecurityOptions | None = None, **wrong: str
+    ) -> Iterator[fl.Server]:
+        options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), security=security)
+        patience = fl.Patience(deadline=SOON)
+        with fl.Server({"w": np.zeros(3, np.float32)}, options, min_clients=1, patience=patience) as server:
+            port = server.netloc.port
+            pauses = Pauses(*(partial(mend, port) for mend in mends))
+            monkeypatch.setattr(command, "Patience", partial(Patience, clock=pauses.clock, sleep=pauses.sleep))
+            monkeypatch.syspath_prepend(device.folder)
+            arguments = command._parser().parse_args(["run", str(device.write(port, **wrong))])
+            with running(command._run, arguments, Supervisor(), False):
+                yield server
+                server.close()
+        assert "not taking part: " in caplog.text
+        assert "going on after " in caplog.text
+
+    return waiting
+
+
+@pytest.fixture
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not start the process that trains: the device gets no task."""
+    monkeypatch.setattr(Child, "check", lambda self: None)
+
+
+Waiting = Callable[..., contextlib.AbstractContextManager[fl.Server]]
 
 
 def put_right(clock: Clock, device: Device) -> None:
@@ -165,22 +214,25 @@ def test_certificate_of_another_day_is_waited_for(
         tls_server.update()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("no_child")
 @pytest.mark.parametrize("name", ["board.pem", "board-key.pem", "authority.pem"])
 @pytest.mark.parametrize("how", ["absent", "empty", "half"])
-def test_file_that_is_being_replaced_is_waited_for(tls_server: Server, device: Device, name: str, how: str) -> None:
+def test_file_that_is_being_replaced_is_waited_for(device: Device, waiting: Waiting, name: str, how: str) -> None:
+    security = authority(device.folder)
     path = device.folder / name
     whole = path.read_bytes()
     path.write_bytes(whole[:200] if how == "half" else b"")
     if how == "absent":
         path.unlink()
-    with device.started(tls_server, more=SECURITY):
-        device.wait_for("not taking part: ")
+
+    def replace(port: int) -> None:
         new = path.with_suffix(".new")
         new.write_bytes(whole)
         new.chmod(0o600)
         new.replace(path)
-        tls_server.update()
+
+    with waiting(replace, security=security, more=SECURITY) as server:
+        server.wait(1, SOON)
 
 
 @pytest.mark.slow
@@ -226,7 +278,7 @@ def test_disk_that_fails_is_no_reason_to_stay_away(
     with mounted(device.folder / "disk", options) as disk:
         if filler is not None:
             fill(disk, filler)
-        with device.started(server, 'state = "disk/state"\n'):
+        with device.started(server, 'state = "disk/state"\n', "[training]\nkeep = true\n"):
             assert server.update(1).metrics["count"] == 1
             assert server.update(2).metrics["count"] == 2
             device.wait_for("disk/state: cannot be written (")
@@ -244,24 +296,26 @@ def fill(disk: Path, filler: bytes) -> None:
             (disk / f"filler{number}").write_bytes(filler)
 
 
-@pytest.mark.slow
-def test_folder_on_a_disk_that_comes_later_is_waited_for(server: Server, device: Device) -> None:
-    with device.started(server, 'state = "disk/state"\n'):
-        line = device.wait_for("not taking part: client.state: ")
-        assert "there is no folder" in line
-        (device.folder / "disk").mkdir()
-        server.update()
-    assert (device.folder / "disk/state/record").exists()
+@pytest.mark.usefixtures("no_child")
+def test_folder_on_a_disk_that_comes_later_is_waited_for(
+    device: Device, waiting: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    with waiting(lambda port: (device.folder / "disk").mkdir(), client='state = "disk/state"\n') as server:
+        server.wait(1, SOON)
+    assert "not taking part: client.state: " in caplog.text
+    assert "there is no folder" in caplog.text
+    assert (device.folder / "disk/state").exists()
 
 
-@pytest.mark.slow
-def test_agent_before_that_is_still_ending_is_waited_for(server: Server, device: Device) -> None:
+@pytest.mark.usefixtures("no_child")
+def test_agent_before_that_is_still_ending_is_waited_for(
+    device: Device, waiting: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
     with contextlib.ExitStack() as before:
         before.enter_context(Spool(device.folder / "state"))
-        with device.started(server, 'state = "state"\n'):
-            device.wait_for("is in use by another agent")
-            before.close()
-            server.update()
+        with waiting(lambda port: before.close(), client='state = "state"\n') as server:
+            server.wait(1, SOON)
+    assert "is in use by another agent" in caplog.text
 
 
 @pytest.mark.slow
@@ -275,29 +329,32 @@ def test_agent_before_that_is_still_ending_is_waited_for(server: Server, device:
     ],
 )
 def test_training_that_cannot_be_imported_yet_is_waited_for(
-    server: Server, device: Device, module: str, said: str
+    device: Device, waiting: Waiting, caplog: pytest.LogCaptureFixture, module: str, said: str
 ) -> None:
     """Without a text the module is not there: it may lie on a disk that comes later."""
-    (device.folder / "farm.py").unlink()
+    farm = device.folder / "farm.py"
+    farm.unlink()
     if module:
-        (device.folder / "farm.py").write_text(module)
-    with device.started(server):
-        line = device.wait_for("not taking part: the process that trains does not start: ")
-        assert said in line
-        (device.folder / "farm.py").write_text(TRAIN)
-        server.update()
+        farm.write_text(module)
+    with waiting(lambda port: farm.write_text(TRAIN), more="[training]\nkeep = true\n") as server:
+        assert len(server.round().clients) == 1
+    (line,) = [
+        line for line in caplog.messages if line.startswith("not taking part: the process that trains does not ")
+    ]
+    assert said in line
 
 
 @pytest.mark.slow
-def test_module_that_is_half_written_while_the_agent_waits(server: Server, device: Device) -> None:
-    (device.folder / "farm.py").unlink()
-    with device.started(server):
-        device.wait_for("not taking part: the process that trains does not start: ")
-        (device.folder / "farm.py").write_text("")
-        device.wait_for("farm has no train")
-        (device.folder / "farm.py").write_text(TRAIN)
-        device.wait_for("going on after ")
-        server.update()
+def test_module_that_is_half_written_while_the_agent_waits(
+    device: Device, waiting: Waiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    farm = device.folder / "farm.py"
+    farm.unlink()
+    mends = [lambda port: farm.write_text(""), lambda port: farm.write_text(TRAIN)]
+    with waiting(*mends, more="[training]\nkeep = true\n") as server:
+        assert len(server.round().clients) == 1
+    assert "not taking part: the process that trains does not start: " in caplog.text
+    assert "farm has no train" in caplog.text
 
 
 @pytest.mark.slow
@@ -306,15 +363,17 @@ def test_module_that_is_half_written_while_the_agent_waits(server: Server, devic
     [{"train": "fram:train"}, {"client": 'state = "absent/state"\n'}, {"more": "[training]\nmemory = 10\n"}],
     ids=["module", "state", "memory"],
 )
-def test_file_that_is_corrected_while_the_agent_waits(server: Server, device: Device, wrong: dict[str, str]) -> None:
+def test_file_that_is_corrected_while_the_agent_waits(
+    device: Device, waiting: Waiting, caplog: pytest.LogCaptureFixture, wrong: dict[str, str]
+) -> None:
     """It is read again, also if it is half written at first, and the agent is not started again."""
-    with device.started(server, **wrong):
-        device.wait_for("not taking part: ")
-        (device.folder / "client.toml").write_text('[server]\nhost = "127')
-        device.wait_for("not taking part: ")
-        device.write(server)
-        device.wait_for("going on after ")
-        server.update()
+    mends = [
+        lambda port: (device.folder / "client.toml").write_text('[server]\nhost = "127'),
+        lambda port: device.write(port),
+    ]
+    with waiting(*mends, **wrong) as server:
+        assert len(server.round().clients) == 1
+    assert caplog.text.count("not taking part: ") == 2
 
 
 @pytest.mark.slow

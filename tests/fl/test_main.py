@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import json
-import logging
 import math
 import os
 import pty
@@ -25,9 +23,12 @@ import pytest
 
 import fl
 import netq
+from edge.__main__ import main as edge_main
 from fl.callbacks.jsonl import JsonLines, read
+from fl.config.server import Config
 from fl.server.checkpoint import Checkpoint
 from tests.fl.federation import SOON, A, B, C, D, adds, at, gives, zeros
+from tests.programs.in_process import own_process
 
 pytest.importorskip("typer")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -127,6 +128,15 @@ def clients(netloc: netq.NetworkLocation, *ids: uuid.UUID) -> Iterator[None]:
             run.result()
 
 
+def finish(config: Path) -> None:
+    """Do the rounds of a file, in this process."""
+    loaded = Config.load(config)
+    with loaded.server([JsonLines(config.parent / "rounds.jsonl")]) as server, clients(server.netloc, A, B):
+        for _ in server.rounds(loaded.rounds):
+            pass
+        server.close()
+
+
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=50
@@ -140,21 +150,11 @@ class Outcome(NamedTuple):
 
 
 def call(*arguments: str) -> Outcome:
-    """Run a command in this process, which it leaves as it was. For commands that do not serve."""
+    """Run a command in this process. For commands that do not serve."""
     from fl.__main__ import app
 
-    root, out, errors = logging.getLogger(), io.StringIO(), io.StringIO()
-    handlers, level = root.handlers[:], root.level
-    signals = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
-    root.handlers.clear()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as exited:
-            app(arguments, prog_name="fl")
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-        for signum, handler in signals.items():
-            signal.signal(signum, handler)
+    with own_process() as (out, errors), pytest.raises(SystemExit) as exited:
+        app(arguments, prog_name="fl")
     status = exited.value.code
     assert isinstance(status, int)
     return Outcome(status, out.getvalue(), errors.getvalue())
@@ -200,6 +200,8 @@ def _device(folder: Path, netloc: netq.NetworkLocation, step: int) -> Iterator[s
         train = "tests.fl.test_main:train"
         [settings]
         step = {step}
+        [training]
+        keep = true
     """)
     with subprocess.Popen(
         [sys.executable, "-m", "edge", "run", str(config)], cwd=ROOT, stderr=subprocess.DEVNULL
@@ -274,17 +276,14 @@ def test_ctrl_c_is_status_130(tmp_path: Path) -> None:
 
 def test_restart_after_the_last_round_saves_the_model(tmp_path: Path) -> None:
     config = write(tmp_path, server="linger = 0")
-    with serving(config) as served, clients(served.netloc, A, B):
-        assert served.end() == 0
-    (tmp_path / "model.npz").unlink()
+    finish(config)
     assert run("serve", str(config)).returncode == 0
     assert w(tmp_path / "model.npz") == [3.0] * 3
 
 
 def test_a_server_without_rounds_left_tells_late_clients(tmp_path: Path) -> None:
     config = write(tmp_path)
-    with serving(config) as served, clients(served.netloc, A, B):
-        assert served.end() == 0
+    finish(config)
     with serving(config) as served:
         with clients(served.netloc, C, D):
             pass  # their run returns
@@ -406,13 +405,13 @@ def test_bfloat16_leaves_as_safetensors_and_by_export(tmp_path: Path) -> None:
 
 
 def test_export_writes_the_model_of_a_checkpoint(tmp_path: Path) -> None:
-    with serving(write(tmp_path)) as served, clients(served.netloc, A, B):
-        assert served.end() == 0
+    finish(write(tmp_path))
     checkpoint, out = tmp_path / "federation.ckpt", tmp_path / "exported.npz"
     (tmp_path / "federation.ckpt").rename(tmp_path / "federation.ckpt.previous")  # a machine stopped between renames
-    done = run("export", str(checkpoint), str(out))
+    done = call("export", str(checkpoint), str(out))
     assert (done.returncode, done.stdout) == (0, f"{out}: the model of round 3, 1 tensors\n")
     assert w(out) == [3.0] * 3
+    assert run("export", str(checkpoint), str(tmp_path / "exported.bin")).returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -437,15 +436,14 @@ def test_export_says_what_is_wrong(tmp_path: Path, checkpoint: str, out: str, sa
 
 
 def test_serve_warns_that_it_drops_the_model(tmp_path: Path) -> None:
-    config = write(tmp_path)
-    text = config.read_text()
-    dropped = f'{config}: the last model will be dropped; to keep it set model.save, as in save = "model.npz", or'
-    for lines in (["save", "checkpoint"], ["save"], ["checkpoint"]):
-        kept = [line for line in text.splitlines() if line.split("=")[0].strip() not in lines]
-        config.write_text("\n".join(kept))
-        with serving(config) as served:
-            pass
-        assert (dropped in served.said) is (len(lines) == 2)
+    with fl.Server(zeros(), at(netq.NetworkLocation("127.0.0.1", 0))) as other:
+        config = write(tmp_path, port=other.netloc.port)  # which is in use, so that it ends after the warning
+        text = config.read_text()
+        dropped = f'{config}: the last model will be dropped; to keep it set model.save, as in save = "model.npz", or'
+        for lines in (["save", "checkpoint"], ["save"], ["checkpoint"]):
+            kept = [line for line in text.splitlines() if line.split("=")[0].strip() not in lines]
+            config.write_text("\n".join(kept))
+            assert (dropped in call("serve", str(config)).stderr) is (len(lines) == 2)
 
 
 @pytest.mark.parametrize("progress", ["false", "true"])
@@ -480,8 +478,7 @@ def test_silent_mlflow_is_one_line_and_status_1(tmp_path: Path) -> None:
 
 
 def test_checkpoint_of_another_strategy_is_status_1(tmp_path: Path) -> None:
-    with serving(write(tmp_path)) as served, clients(served.netloc, A, B):
-        assert served.end() == 0
+    finish(write(tmp_path))
     done = call("serve", str(write(tmp_path, rounds=9, more='[strategy]\nname = "FedAvgM"')))
     assert done.returncode == 1
     assert "federation.ckpt: is of the strategy FedAvg, and this is FedAvgM" in done.stderr
@@ -571,7 +568,11 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path, 
     path = tmp_path / "evil\x1b[31m.toml"
     path.write_text('["\\u001b]0;title\\u0007"]\n')
     package, *arguments = command.split()
-    done = subprocess.run([sys.executable, "-m", package, *arguments, str(path)], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.removesuffix("\n").isprintable()
+    if package == "fl":
+        status, _, errors = call(*arguments, str(path))
+    else:
+        with own_process() as (_, stderr):
+            status, errors = edge_main([*arguments, str(path)]), stderr.getvalue()
+    assert status == 2
+    assert errors.count("\n") == 1
+    assert errors.removesuffix("\n").isprintable()

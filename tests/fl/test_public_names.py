@@ -51,3 +51,8 @@ def test_another_name_is_refused() -> None:
 def test_what_moves_messages_needs_no_numpy() -> None:
     script = "import sys, fl, fl.membership, netq.toml_file; assert 'numpy' not in sys.modules, sorted(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_what_trains_for_an_agent_needs_no_communicator() -> None:
+    script = "import sys, edge.worker, edge.tasks; assert not {'netq.core', 'edge.agent'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)

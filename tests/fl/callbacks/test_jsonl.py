@@ -314,7 +314,8 @@ MLFLOW = """
 import json, sys
 from mlflow import MlflowClient
 from fl.callbacks.mlflow import MLflow
-from tests.fl.callbacks.test_jsonl import report
+from tests.fl.callbacks.test_jsonl import away_and_back, report
+away_and_back()
 uri = sys.argv[1]
 for rounds in ([1, 2], [3]):
     with MLflow(uri, "digits") as callback:
@@ -377,25 +378,23 @@ def _logged_until(call: str, answered: bool) -> list[str]:
 
 @pytest.mark.slow
 @installed("mlflow")
-def test_mlflow_outage_is_logged_once_and_rounds_are_sent_later() -> None:
-    environment = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    command = [sys.executable, "-c", "from tests.fl.callbacks.test_jsonl import away_and_back as run; run()"]
+def test_mlflow_gets_the_scalars_of_each_round_also_after_an_outage_that_is_logged_once(tmp_path: Path) -> None:
+    """One process for both: to import MLflow takes seconds."""
+    environment = {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
+    command = [sys.executable, "-c", MLFLOW, (tmp_path / "runs").as_uri()]
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True, timeout=60)
-    logged, (left, back, left_again, end) = json.loads(done.stdout.splitlines()[-1])
+    *_, away, stored = done.stdout.splitlines()
+    logged, (left, back, left_again, end) = json.loads(away)
     assert logged == ["get-by-name", "create", "1", "2", "3", "4"]
     for line in (left, left_again):
         assert "does not answer (too many 503 error responses); rounds go on, and are kept for it" in line
     assert "answers again" in back
     assert "has not got the end of the run, and 1 of its rounds" in end
-
-
-@pytest.mark.slow
-@installed("mlflow")
-def test_mlflow_gets_the_scalars_of_each_round(tmp_path: Path) -> None:
-    environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    command = [sys.executable, "-c", MLFLOW, (tmp_path / "runs").as_uri()]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=60)
-    history, statuses, names = json.loads(done.stdout.splitlines()[-1])
+    history, statuses, names = json.loads(stored)
     assert history == [[[1, 1.0], [2, 2.0]], [[3, 3.0]]]
     assert statuses == ["FINISHED"] * 2
     assert names == sorted(scalars(report()))

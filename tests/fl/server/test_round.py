@@ -17,7 +17,7 @@ import pytest
 
 import fl
 import netq
-from fl.envelope import Job, Offer, Permit
+from fl.envelope import Introduction, Job, Offer, Permit
 from fl.messages import MESSAGES, Reply, Report, Task, Update
 from netq.testing.proxy import Proxy
 from tests.fl.federation import IDS, QUICK, SHORT, SOON, A, B, C, D, Federation, adds, at, filled, gives, reasons, reply
@@ -320,6 +320,7 @@ def test_a_suspended_client_with_a_new_session_is_asked_and_not_waited_for() -> 
         federation.server.wait(1, SOON)
         options = replace(at(federation.server.netloc, B), serialization=MESSAGES)
         with netq.new(purpose=netq.Purpose.CLIENT, options=options) as queue:
+            queue.put(Introduction({}))
             round = federation.start(federation.round, 2)
             queue.put(reply(queue.get(timeout=SOON).data, Update(filled(math.nan), 1))).result(SOON)
             assert round.result(SOON).suspended == (B,)
@@ -406,6 +407,7 @@ class Raw:
 
     def __init__(self, queue: netq.Communicator) -> None:
         self._queue = queue
+        queue.put(Introduction({}))  # the server waits some seconds for it
 
     def task(self) -> Task:
         task = self._queue.get(timeout=SOON).data
@@ -980,6 +982,7 @@ def test_undelivered_tasks_keep_few_old_models() -> None:
             options = at(proxy.netloc, id)
             queue = netq.new(purpose=netq.Purpose.CLIENT, options=replace(options, serialization=MESSAGES))
             stack.callback(queue.close, 0)
+            queue.put(Introduction({}))
             federation.server.wait(count, SOON)
             assert federation.round(count).clients == (A,)
         federation.round(4)

@@ -32,7 +32,7 @@ import torch
 
 import fl
 import netq
-from fl.envelope import Job
+from fl.envelope import Introduction, Job
 from fl.messages import MESSAGES, Reply, Report, Task, Update
 from fl.server.member import Member
 from fl.server.standing import Candidates, Standing
@@ -454,6 +454,7 @@ def _leaves(options: netq.CommunicatorOptions, answers: Sequence[Any]) -> None:
     """A client that answers the first tasks so, and leaves when there comes another."""
     options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, fl.messages.MESSAGES)
     with netq.new(options=options) as server:
+        server.put(Introduction({}))
         for answer in answers:
             server.put(reply(server.get().data, answer)).result(SOON)
         server.get()
@@ -762,7 +763,8 @@ def test_a_client_that_has_left_before_its_first_round_is_not_asked() -> None:
         federation.join(A, gives(2))
         federation.join(B, gives(4))
         options = replace(at(proxy.netloc, C), serialization=MESSAGES)
-        with netq.new(purpose=netq.Purpose.CLIENT, options=options):
+        with netq.new(purpose=netq.Purpose.CLIENT, options=options) as queue:
+            queue.put(Introduction({}))
             federation.server.wait(3, SOON)
             proxy.refusing = True
             proxy.cut()
@@ -1294,6 +1296,7 @@ def test_clients_outlive_a_killed_server() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_garbage")
 def test_memory_does_not_grow_with_rounds() -> None:
     def train(model: Any, config: Mapping[str, Any]) -> Update:
         return Update(model, 1)

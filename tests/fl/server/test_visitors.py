@@ -16,7 +16,8 @@ import fl
 import netq
 from fl.envelope import Describe
 from fl.messages import MESSAGES, Description, Reply, Task
-from tests.fl.federation import SOON, Federation, adds, reply
+from fl.server import members
+from tests.fl.federation import SHORT, SOON, Federation, adds, reply
 
 MODEL = {"w": np.ones((3, 2), np.float32), "count": np.array(5)}
 ID = uuid.UUID(int=9)
@@ -131,8 +132,9 @@ def test_many_questions_get_one_answer() -> None:
         waiting.result(SOON)
 
 
-def test_attempts_that_begin_with_a_visitor_do_not_end_the_federation() -> None:
+def test_attempts_that_begin_with_a_visitor_do_not_end_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its question takes longer than the server waits after its connection."""
+    monkeypatch.setattr(members, "_INTRODUCTION", SHORT)
     with Federation(min_clients=2, void_rounds=1, void_pause=0) as federation:
         federation.join(uuid.UUID(int=1), adds(1))
         rounds = federation.server.rounds(1)

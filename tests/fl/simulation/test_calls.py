@@ -5,11 +5,12 @@ The table of deviations: `python -m pytest tests/fl/simulation/test_calls.py -k 
 
 from __future__ import annotations
 
+import functools
 import gc
 import pickle
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,15 @@ generator, legacy, python = np.random.default_rng(), np.random.RandomState(), ra
 of_torch = {"cpu": torch.Generator()}  # the garbage collector tracks neither the dict nor the generator
 children = np.random.default_rng()
 Draw = Callable[[], Any]
+find = calls._generators
+
+
+@pytest.fixture(autouse=True, scope="module")
+def found_once() -> Iterator[None]:
+    """Look for this module's generators once: among the objects of a process with all tests that takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "_generators", functools.cache(find))
+        yield
 
 
 def normal_of(source: random.Random) -> list[float]:
@@ -139,9 +149,9 @@ def test_second_training_of_a_round_draws_other_numbers() -> None:
 
 
 def test_a_generator_of_a_module_draws_alike_whatever_others_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    others, find, drawn = [random.Random(), np.random.RandomState(), np.random.PCG64()], calls._generators, []
+    others, found, drawn = [random.Random(), np.random.RandomState(), np.random.PCG64()], calls._generators(), []
     for older in ([], others):
-        monkeypatch.setattr(calls, "_generators", lambda older=older: [*older, *find()])
+        monkeypatch.setattr(calls, "_generators", lambda older=older: [*older, *found])
         with Calls(SEED).alone(0, "train"):
             drawn.append([generator.normal(), legacy.normal(), python.random()])
     assert drawn[0] == drawn[1]
@@ -154,18 +164,19 @@ def test_what_the_program_has_frozen_stays_so(is_frozen: bool) -> None:
     if is_frozen:
         gc.freeze()
     try:
-        assert generator in calls._generators()
+        assert generator in find()
         assert (gc.get_freeze_count() > 0) is is_frozen
     finally:
         gc.freeze()  # as tests/conftest.py leaves it
 
 
-def test_generators_of_a_subclass_and_of_the_system_are_no_obstacle() -> None:
+def test_generators_of_a_subclass_and_of_the_system_are_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     class Own(random.Random):
         def seed(self, a: Any = None, version: int = 2) -> None:
             assert a is None, "called by Random.__init__ only"
 
     kept = Own(), random.SystemRandom(), np.random.RandomState(np.random.PCG64())
+    monkeypatch.setattr(calls, "_generators", functools.cache(find))
     drawn = []
     for _ in range(2):
         with Calls(SEED).alone(0, "train"):

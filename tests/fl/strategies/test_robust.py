@@ -65,6 +65,7 @@ PAGE = Page("docs/reference/strategies.md").section("Byzantine-robust strategies
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-14, "complex64": 1e-6}
 
 Points = list[list[float]]  # coordinates of each update
+Squares = dict[tuple[int, int], Fraction]
 Combine = Callable[[list[float]], float]  # values of one coordinate -> result
 
 
@@ -158,22 +159,34 @@ def around_median(column: list[float], keep: int) -> float:
     return statistics.fmean(sorted(column, key=lambda value: (abs(value - middle), value))[:keep])
 
 
-def by_krum(points: Points, left: Sequence[int], byzantine: int) -> list[int]:
+def by_krum(points: Points, left: Sequence[int], byzantine: int, squares: Squares | None = None) -> list[int]:
     """Return the selected updates, the best first, by exact arithmetic."""
+    squares = squares or exact_squares(points)
 
     def score(one: int) -> Fraction:
-        others = [points[other] for other in left if other != one]
-        squares = [
-            sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(points[one], each, strict=True)) for each in others
-        ]
-        return Fraction(sum(sorted(squares)[: max(1, len(left) - byzantine - 2)]))
+        others = sorted(squares[one, other] for other in left if other != one)
+        return Fraction(sum(others[: max(1, len(left) - byzantine - 2)]))
 
     return sorted(left, key=score)
 
 
+def exact_squares(points: Points) -> Squares:
+    """Return the squares of the distances, by the numbers of two points."""
+    exact = [list(map(Fraction, point)) for point in points]
+    numbers = range(len(points))
+    found = {
+        (one, other): sum(((a - b) ** 2 for a, b in zip(exact[one], exact[other], strict=True)), Fraction())
+        for one in numbers
+        for other in numbers[:one]
+    }
+    return {**found, **{(other, one): square for (one, other), square in found.items()}}
+
+
 def by_repeated_krum(points: Points, byzantine: int) -> list[int]:
-    left = list(range(len(points)))
-    return [left.pop(left.index(by_krum(points, left, byzantine)[0])) for _ in range(len(points) - 2 * byzantine)]
+    left, squares = list(range(len(points))), exact_squares(points)
+    return [
+        left.pop(left.index(by_krum(points, left, byzantine, squares)[0])) for _ in range(len(points) - 2 * byzantine)
+    ]
 
 
 def by_weiszfeld(points: Points, examples: Sequence[int], iterations: int, smoothing: float) -> list[float]:

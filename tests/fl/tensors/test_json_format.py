@@ -25,7 +25,9 @@ from netq.utils.stream import PickleSerializer, Stream
 
 WHOLE = some.integers(-(2**63), 2**64 - 1)
 LEAVES = some.none() | some.booleans() | WHOLE | some.floats() | some.text() | some.binary()
-VALUES = some.recursive(LEAVES, lambda inner: some.lists(inner) | some.dictionaries(some.text("$ab"), inner))
+VALUES = some.recursive(
+    LEAVES, lambda inner: some.lists(inner) | some.dictionaries(some.text("$ab"), inner), max_leaves=15
+)
 MIB = 2**20
 LIMITS = {"MAX_TEXT": 2000, "MAX_BUFFERS": 10, "MAX_VALUES": 99}
 
