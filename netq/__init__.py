@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, cast
 
+import netq.io.process_end  # noqa: F401  # now: a function of atexit may make a communicator, which then delivers
 from netq.errors import (
     AddressError,
     BufferMismatch,

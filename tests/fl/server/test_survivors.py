@@ -49,7 +49,7 @@ if phase == "sending":
 
     PlainSocket.send = counted
 if phase == "sent":
-    put = netq.core.Communicator.put
+    put = netq.Communicator.put
 
     def told(self, data, *peers, lane=0):
         delivery = put(self, data, *peers, lane=lane)
@@ -57,7 +57,7 @@ if phase == "sent":
             delivery.add_done_callback(lambda _: die())
         return delivery
 
-    netq.core.Communicator.put = told
+    netq.Communicator.put = told
 options = netq.CommunicatorOptions(id=id, netloc=netq.NetworkLocation("127.0.0.1", port))
 fl.Client(train).run(options)
 """
