@@ -28,7 +28,7 @@ case " $pythons " in
 *" $version "*) ;;
 *) fail "$python is $version, and the wheels are for $pythons; make them with: make bundle PYTHONS=$version" ;;
 esac
-# An older bundle's environment stays: to make it again takes a board a minute.
+# An older bundle's environment stays: a slow board takes long to make it again.
 found=$("$folder/bin/python" -I -c 'import pip, sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null || true)
 [ "$found" = "$version" ] || "$python" -m venv "$folder" ||
     fail "no virtual environment in $folder; Debian has venv in the package python3-venv"
