@@ -35,7 +35,7 @@ from typing import Any, TypeAlias
 import pytest
 
 import netq
-from netq import Closed, CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose, SecurityOptions
+from netq import Closed, CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose, SecurityOptions, polling
 from netq.io import interrupts
 from netq.runtime.delivery import Delivery, gather
 from netq.security import certificates
@@ -120,11 +120,14 @@ class Tripwire:
     def _wait(self) -> None:
         """Wait for a signal that is put off. A function of its own: a jump back at the end of a `try` passes it by.
 
-        Not in a loop that only spins: the thread that sends the signal again would get the interpreter after 5 ms.
+        Not in a loop that only spins: the thread that sends the signal again would get the interpreter after 5 ms. Nor
+        with an Event: its wait is Python code, which releases a lock that it has not if the handler raises there.
         """
         until = time.monotonic() + LIMIT
+        never = threading.Lock()
+        never.acquire()
         while self.told and not self.handled and time.monotonic() < until:
-            threading.Event().wait(0.001)
+            never.acquire(timeout=0.001)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code is Tripwire.__call__.__code__:
@@ -430,11 +433,11 @@ def get_in_vain(talk: Talk) -> Callable[[], object]:
 
 def poll(talk: Talk) -> Callable[[], object]:
     talk.put()
-    return lambda: netq.poll([talk.main], LIMIT)
+    return lambda: polling.poll([talk.main], LIMIT)
 
 
 def poll_in_vain(talk: Talk) -> Callable[[], object]:
-    return lambda: netq.poll([talk.main], 0.002)
+    return lambda: polling.poll([talk.main], 0.002)
 
 
 OPERATIONS: dict[str, Operation] = {
