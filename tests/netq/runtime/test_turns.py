@@ -224,8 +224,11 @@ def test_frames_behind_a_body_count_in_the_size_of_a_read(flood: Flood) -> None:
 
 def test_busy_link_that_moves_continues_in_the_new_loop_only(flood: Flood) -> None:
     old, new = flood.loops
-    flood.refill()
-    old.turn()
+    for _ in range(30):  # the system may hand on little of what was sent, and one turn reads that
+        flood.refill()
+        old.turn()
+        if old.queued:
+            break
     assert old.queued
     flood.link.move(new)
     flood.refill()
