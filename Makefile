@@ -36,13 +36,13 @@ setup: .venv/dev
 .venv/bench: .venv/dev
 	$(PIP) --editable '.[bench]' && touch $@
 
-# What tests need from Debian: tools that make faults, a broker, a proxy. Without them, or without root, the tests that
+# What tests need from Debian: tools that make faults, a broker, a proxy, a browser. Without them, or without root, the tests that
 # need them are skipped and say so.
 INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 
 tools:
-	-@which nft ip tc ss ethtool faketime mosquitto nginx > /dev/null || test "$$(id -u)" != 0 || { apt-get update -qq && \
-	$(INSTALL) nftables iproute2 ethtool faketime mosquitto nginx-light; }
+	-@which nft ip tc ss ethtool faketime mosquitto nginx chromium > /dev/null || test "$$(id -u)" != 0 || { \
+	apt-get update -qq && $(INSTALL) nftables iproute2 ethtool faketime mosquitto nginx-light chromium; }
 
 broker:
 	-@which mosquitto > /dev/null || test "$$(id -u)" != 0 || { apt-get update -qq && $(INSTALL) mosquitto; }
@@ -128,9 +128,10 @@ check: .venv/dev
 docs: .venv/docs
 	$(RUN) -m sphinx -q -E -n -W --keep-going -d build/doctrees docs build/docs
 
-# What README shows of the demo.
-pictures: .venv/demo
+# What README shows of the demo, and what the pages show of the live page.
+pictures: .venv/dev tools
 	$(RUN) -m examples.digits.record
+	NETQ_PICTURES=docs/images $(RUN) -m pytest -q tests/fl/page/test_browser.py -k another_metric
 
 clean:
 	rm -rf netq/*.so .venv .venv-other .venv-flower build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

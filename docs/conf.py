@@ -1,6 +1,7 @@
 """The settings of Sphinx, which makes a site of these pages: `make docs`. Offline; a warning is an error.
 
 index.md is the table of contents: each of its `##` headings is a section of the sidebar, with the pages that it links.
+Some of these are lists of links themselves (`HUBS`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ DOCS = Path(__file__).parent
 
 project = "netq"
 author = "the authors of netq"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = "netq, fl and edge"
 html_show_copyright = html_show_sphinx = html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
@@ -74,14 +77,24 @@ def _report(app: Sphinx, seconds: float) -> None:
     print(f"{len(app.env.found_docs)} pages in {seconds:.1f} s: {app.outdir}/index.html")
 
 
+# Pages whose lists of links are a part of the contents, as those of index.md are.
+HUBS = ("queue", "reference/wire", "reference/python", "reference/measured", "explanation/transports")
+
+
 def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Append the sidebar's sections to index.md, from its own links."""
-    if page != "index":
+    """Append the sidebar's sections to index.md and to the hubs, from their own links and the texts of these."""
+    if page == "index":
+        sections = [each.partition("\n") for each in source[0].split("\n## ")[1:]]
+    elif page in HUBS:
+        sections = [("", "", source[0])]
+    else:
         return
-    for section in source[0].split("\n## ")[1:]:
-        title, _, text = section.partition("\n")
-        pages = re.findall(r"\]\(([\w/-]+)\.md\)", text)
-        source[0] += "\n".join(["\n```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```\n"])
+    for title, _, text in sections:
+        links = re.findall(r"\[`?([^\]`]+)`?\]\(([\w/-]+)\.md\)", text)
+        names = [" ".join(name.split()) for name, _ in links]
+        entries = [f"{name[:1].upper()}{name[1:]} <{path}>" for name, (_, path) in zip(names, links, strict=True)]
+        caption = [f":caption: {title}"] if title else []
+        source[0] += "\n".join(["\n```{toctree}", ":hidden:", *caption, "", *entries, "```\n"])
 
 
 def _unlink_sources(app: Sphinx, page: str, source: list[str]) -> None:

@@ -35,7 +35,7 @@ from edge.work import Work, federation
 from netq.cli.terminal import fail, log_to_stderr, outlive_readers, stop
 from netq.errors import InvalidOption, SecurityError
 from netq.toml_file import Override, in_file_terms
-from netq.version import version
+from netq.version import VERSION
 
 log = logging.getLogger("edge")
 
@@ -68,7 +68,7 @@ class _Version(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         """Print, and end the process."""
-        print(f"edge {version()}")
+        print(f"edge {VERSION}")
         parser.exit()
 
 

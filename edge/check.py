@@ -14,7 +14,6 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +42,7 @@ from netq.cli.doctor import Reached, describe, reach
 from netq.text import printable
 from netq.toml_file import in_file_terms
 from netq.utils.stream import Stream
+from netq.version import VERSION
 
 TIMEOUT = 10.0  # seconds in which the server has to answer
 PATIENCE = 5.0  # seconds in which it has to describe its tasks; while it waits for clients, it looks every second
@@ -134,7 +134,7 @@ def _look_at_server(config: Config, *, is_federation: bool) -> _Answer | None:
     answers: list[_Answer] = []
 
     def ask(queue: netq.Communicator) -> None:
-        answers.extend(_described(queue, config.properties) if is_federation else [])
+        answers.extend(_described(queue, config) if is_federation else [])
 
     options = replace(config.options(), id=uuid.uuid4(), serialization=MESSAGES)
     found = reach(config.protocol, options, TIMEOUT, ask)
@@ -158,11 +158,10 @@ def _layers(found: Reached) -> str:
     return ", ".join(layers)
 
 
-def _described(queue: netq.Communicator, properties: Mapping[str, Any]) -> list[_Answer]:
+def _described(queue: netq.Communicator, config: Config) -> list[_Answer]:
     """Ask the server to describe its tasks. Return its answer, or nothing."""
     begin = time.monotonic()
-    if properties:
-        queue.put(Introduction(properties))
+    queue.put(Introduction(config.properties, name=config.name, version=VERSION, time=time.time()))
     queue.put(Describe("edge check"))
     while (left := begin + PATIENCE - time.monotonic()) > 0:
         try:

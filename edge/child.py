@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from edge.group import Group
+from edge.machine import Machine
 from edge.worker import CHANNEL, Done, Failed, Order, Plan, Ready, Wrong, receive, send
 from netq.errors import InvalidOption
 from netq.utils.stream import Stream
@@ -28,6 +29,7 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from edge.worker import main
 _TICK = 1.0  # seconds between checks whether the child has ended: processes that it started may keep its channel open
 _WRITTEN_TO = "the training has written to the descriptor 3, which is the agent's"
 _EXIT = 2.0  # seconds that a child has to exit by itself
+_SHARE = 4  # a child that has at most this part of the memory stays
 
 
 class Answer(NamedTuple):
@@ -56,6 +58,9 @@ class Child:
         self._channel: socket.socket | None = None
         self._status = 0
         self._has_state = False  # the child has got a task, and with it the last state
+        self._machine = Machine()
+        self._seconds = 0.0  # that the last start took, with its imports
+        self._stayed: bool | None = None  # what `_stays` has said last; None: nothing
 
     def check(self) -> None:
         """Start the child, and end it unless it is kept.
@@ -115,10 +120,28 @@ class Child:
 
     def rest(self) -> None:
         """Let the child exit, unless it is kept."""
-        if not self._plan.limits.keep:
-            self.end()
-        elif self._pid is not None:
+        if self._pid is None:
+            return
+        if self._stays(self._pid):
             self._group.reap(self._pid)
+        else:
+            self.end()
+
+    def _stays(self, pid: int) -> bool:
+        """Return whether the child waits for the next task. Logs why, when that changes."""
+        if self._plan.limits.keep is not None:
+            return self._plan.limits.keep
+        size, total = self._machine.resident(pid), self._machine.memory()
+        stays = total is not None and 0 < size <= total // _SHARE
+        if self._has_state and stays is not self._stayed:  # a task has shown what the training needs
+            self._stayed = stays
+            what = f"the process that trains has {size / 1e6:.0f} MB, and took {self._seconds:.1f} s to start: it "
+            if stays:
+                log.info("%sstays for the next task; training.keep = false ends it after each", what)
+            else:
+                text = "%sends after each task, as it has more than a quarter of this machine's memory; "
+                log.info(text + "training.keep = true keeps it", what)
+        return stays
 
     def end(self) -> None:
         """Let the child exit, and kill it if it takes too long."""
@@ -141,7 +164,7 @@ class Child:
         return None if seconds is None else time.monotonic() + seconds
 
     def _start(self, until: float | None) -> None:
-        self._has_state = False
+        self._has_state, begin = False, time.monotonic()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._pid = os.posix_spawn(
@@ -174,6 +197,7 @@ class Child:
             self.end()
             raise ChildFailed(answer.why)
         assert isinstance(answer, Ready)
+        self._seconds = time.monotonic() - begin
 
     def _wait(self, until: float | None) -> tuple[Any, list[int]]:
         """Wait for a message of the child. Raises ChildFailed if it ends first, or takes longer than `until`."""

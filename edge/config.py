@@ -7,6 +7,8 @@ Opens no connection, starts nothing, and imports nothing of the user's.
               protocol           transport; default "tcp"
 [client]      id                 this device's UUID; default: a new one each time the file is loaded. Not with a
                                  certificate of its own, which names its id
+              name               what logs and reports call this device besides its id; default: the common name of its
+                                 certificate
               train, evaluate    "module:function", as in "farm.training:train"
               compression        compression of this device's updates, as in { dtype = "int8" }; "auto": by the measured
                                  rate of the link; default: the server's
@@ -44,7 +46,7 @@ from edge.fitness import Fitness
 from edge.limits import Limits
 from edge.machine import Machine
 from fl.envelope import RESERVED
-from fl.properties import checked
+from fl.properties import checked, checked_name
 from netq.errors import InvalidOption, NotNow, SecurityError
 from netq.options import (
     CommunicatorOptions,
@@ -63,7 +65,7 @@ FILE = "the device's TOML file"  # its description in errors
 SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the agent is a service
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
-    "client": ("id", "train", "evaluate", "compression", "properties", "state"),
+    "client": ("id", "name", "train", "evaluate", "compression", "properties", "state"),
     "model": ("path", "hook"),
     "training": tuple(option.name for option in fields(Limits)),
     "fit": fitness.KEYS,
@@ -80,6 +82,7 @@ FLOWER_KEYS: dict[str, tuple[str, ...] | None] = {"flower": None, "app": ("folde
 class Config:
     """The configuration of a device.
 
+    name:            what logs and reports call this device besides its id. That of its certificate is stronger.
     train, evaluate: "module:function"; imported by the process that does the tasks.
     compression:     the fields of an fl.Compression by name, its text, or "auto"; None: as the server says.
     properties:      what the server and its strategy may choose by, as of fl.Client.
@@ -92,6 +95,7 @@ class Config:
     netloc: NetworkLocation
     protocol: Protocol = Protocol.TCP
     id: uuid.UUID = field(default_factory=uuid.uuid4)
+    name: str = ""
     train: str | None = None
     evaluate: str | None = None
     compression: Mapping[str, Any] | str | None = None
@@ -122,8 +126,8 @@ class Config:
                 raise file.wrong(f"settings.{name}: the functions get {meaning} under this name; use another one")
         return from_file(
             file,
-            train=_name(file, "train"),
-            evaluate=_name(file, "evaluate"),
+            train=_function(file, "train"),
+            evaluate=_function(file, "evaluate"),
             compression=_compression(file),
             properties=_properties(file),
             model=file.output("model", "path", suffix=".new"),
@@ -186,6 +190,7 @@ def from_file(file: File, **fields: Any) -> Config:
         training=file.options("training", Limits, file.table("training")),
         fit=fitness.fitness(file),
         state=_state(file),
+        name=_name(file),
         **fields,
     )
 
@@ -237,12 +242,17 @@ def _state(file: File) -> Path | None:
     return Path(systemd.partition(":")[0]) if systemd else None
 
 
-def _name(file: File, key: str) -> str | None:
+def _function(file: File, key: str) -> str | None:
     return (
         file.text("client", key, f'"module:function", as in "farm.training:{key}"')
         if key in file.table("client")
         else None
     )
+
+
+def _name(file: File) -> str:
+    with file.named():
+        return checked_name(file.table("client").get("name", ""), "client.name")
 
 
 def _properties(file: File) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Without a file, the server is one of this machine. The file is that of edge/config.py, without the keys that a ClientApp
 replaces (client.train, client.evaluate, client.compression, client.properties, [model], [settings]), and with more:
 
-[training]    as in edge/config.py, but keep is true unless the file says otherwise: to import Flower takes a second
+[training]    as in edge/config.py
 [flower]      the node's config, as in partition-id = 0; the app reads it from context.node_config
 [app]         folder, signer: instead of --flower. The server delivers its app: `folder` is where this device keeps the
               apps that it got, `signer` a file with the certificates of those whose apps may run here
@@ -46,7 +46,7 @@ def load(
     """
     overrides = tuple(overrides)
     if path is None and not overrides:
-        config, received = Config(NetworkLocation(), training=Limits(keep=True)), None
+        config, received = Config(NetworkLocation(), training=Limits()), None
     else:
         config, received = _read(open_file(path, overrides), app)
     config = replace(config, settings={**config.settings, **parse_config("--node-config", node_config)})
@@ -85,8 +85,6 @@ def _read(file: File, app: str | None) -> tuple[Config, tuple[Path, Path] | None
     if "app" in file.tables and app is not None:
         raise file.wrong(f"[app]: the server delivers the app, and --flower {app} names one; leave one of them out")
     config = from_file(file, settings=_node_config(file))
-    if "keep" not in file.table("training"):
-        config = replace(config, training=replace(config.training, keep=True))
     return config, _received(file) if app is None else None
 
 
@@ -102,7 +100,7 @@ def _node_config(file: File) -> dict[str, Any]:
     for key in ("train", "evaluate"):
         if key in file.table("client"):
             raise file.wrong(f"client.{key}: is not for --flower, whose app trains and evaluates; leave it out")
-    for key in ("compression", "properties"):
+    for key in ("compression", "properties", "name"):
         if key in file.table("client"):
             raise file.wrong(f"client.{key}: is not for --flower, whose messages are its app's; leave it out")
     if file.table("settings"):

@@ -30,14 +30,15 @@ class Limits:
     seconds: that a task, or the import of the functions, may take. Then the process is killed. None: any.
     threads: of numpy's and torch's libraries. None: as many as they like.
     nice:    added to the priority, 0 to 19: 19 leaves the processor to all other programs.
-    keep:    whether the process stays between two tasks. It then keeps its memory, and starts no interpreter for each.
+    keep:    whether the process stays between two tasks. It then keeps its memory, and starts and imports only once.
+             None: if it takes a quarter of the machine's memory at most.
     """
 
     memory: int | None = None
     seconds: float | None = None
     threads: int | None = None
     nice: int = 0
-    keep: bool = False
+    keep: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("memory", "threads"):
@@ -46,7 +47,8 @@ class Limits:
         right = self.seconds is None or (is_number(self.seconds, 0, 10**9) and self.seconds > 0)
         expect(right, "Limits.seconds", self.seconds, "seconds, more than 0")
         expect(is_whole(self.nice, 0, 19), "Limits.nice", self.nice, "a whole number from 0 to 19")
-        flag("Limits.keep", self.keep)
+        if self.keep is not None:
+            flag("Limits.keep", self.keep)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that limit the threads of numerical libraries."""

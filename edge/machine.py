@@ -97,6 +97,11 @@ class Machine:
                 limits += [_number(each / name) for each in (folder, *folder.parents)]
         return min((int(limit) for limit in limits if limit is not None), default=None)
 
+    def resident(self, pid: int) -> int:
+        """Return the bytes of memory that a process has; 0 if it has ended."""
+        fields = text_of(self.root / f"proc/{pid}/statm").split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+
     def _temperature(self) -> float | None:
         hottest = _greatest(_number(zone) for zone in self._zones())
         return None if hottest is None else hottest / 1000  # the kernel's unit is millidegrees

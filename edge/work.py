@@ -37,7 +37,7 @@ class Work(NamedTuple):
 
 def federation(config: Config) -> Work:
     """Return the work of a device with functions of its own."""
-    introduction = Introduction(config.properties, config.model is not None)
+    introduction = Introduction(config.properties, config.model is not None, config.name)
     names = ("train", "evaluate", "compression", "settings", "model")
     return Work(
         noun="federation",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fl.messages import Skip as Skip
     from fl.messages import Update as Update
     from fl.metrics import Sum as Sum
+    from fl.page.callback import Page as Page
     from fl.properties import ClientInfo as ClientInfo
     from fl.report import ClientFailure as ClientFailure
     from fl.report import FailureKind as FailureKind
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from fl.server.patience import Patience as Patience
     from fl.server.server import Server as Server
     from fl.simulation.simulate import simulate as simulate
+    from fl.status import ClientStatus as ClientStatus
+    from fl.status import Refusal as Refusal
+    from fl.status import Stage as Stage
     from fl.strategies.asynchronous import FedAsync as FedAsync
     from fl.strategies.asynchronous import FedBuff as FedBuff
     from fl.strategies.base import Strategy as Strategy
@@ -101,11 +105,13 @@ MODULES = {
     ),
     "fl.messages": ("Report", "Skip", "Update"),
     "fl.metrics": ("Sum",),
+    "fl.page.callback": ("Page",),
     "fl.properties": ("ClientInfo",),
     "fl.report": ("ClientFailure", "FailureKind", "RoundReport"),
     "fl.server.patience": ("Patience",),
     "fl.server.server": ("Server",),
     "fl.simulation.simulate": ("simulate",),
+    "fl.status": ("ClientStatus", "Refusal", "Stage"),
     "fl.strategies.asynchronous": ("FedAsync", "FedBuff"),
     "fl.strategies.base": ("Strategy", "hinge", "polynomial"),
     "fl.strategies.client_side": ("ControlVariate", "proximal_gradient", "proximal_term"),

@@ -1,4 +1,4 @@
-"""fl serve | simulate | export | plot | flower: an aggregator as a service, without devices, its model, its rounds.
+"""fl serve | simulate | export | plot | page | status | flower: an aggregator, a simulation, its model, its rounds.
 
 Owns the process: arguments, environment, log lines on stderr, signals, and the exit status. fl.config.server,
 fl.server, fl.simulation, fl.callbacks.plots and fl.flower do the work. Needs typer. `python -m fl` is the same.
@@ -18,13 +18,14 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-from netq.version import DISTRIBUTION, version
+from netq.version import DISTRIBUTION, VERSION
 
 try:
     import typer
@@ -81,7 +82,7 @@ _Verbose = Annotated[bool, typer.Option("--verbose", help="log more, and traceba
 
 def _show_version(show: bool) -> None:
     if show:
-        print(f"fl {version()}")
+        print(f"fl {VERSION}")
         raise typer.Exit
 
 
@@ -252,6 +253,56 @@ def plot(
             raise InvalidOption(str(error)) from error
 
 
+@app.command(epilog="Example: fl page rounds.jsonl")
+def page(
+    rounds: Annotated[Path, typer.Argument(metavar="ROUNDS.jsonl", help="what [callbacks] json has written")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of this machine; 0: one that is free")] = 8080,
+    verbose: _Verbose = False,
+) -> None:
+    """Show the rounds of a file in a browser, until Ctrl-C. Follows a file that grows.
+
+    The page of a running server is `[callbacks] page`, or fl.Page.
+    """
+    with _command(verbose, logging.WARNING):
+        from fl.page.file import FileSource
+        from fl.page.history import History
+        from fl.page.overview import Overview
+        from fl.page.server import PageServer
+
+        history = History()
+        try:
+            source = FileSource(rounds, history)
+        except FileNotFoundError as error:
+            raise InvalidOption(f"{rounds}: no such file; give one that [callbacks] json has written") from error
+        except ValueError as error:
+            raise InvalidOption(str(error)) from error
+        with ExitStack() as stack:
+            stack.callback(source.close)
+            pages = PageServer(history, Overview(history), port)
+            stack.callback(pages.close)
+            print(f"http://127.0.0.1:{pages.port}/ until Ctrl-C", flush=True)
+            while not threading.Event().wait(1.0):  # a signal just before a wait without end would be seen at its end
+                pass
+
+
+@app.command(epilog="Example: fl status 127.0.0.1:8080")
+def status(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="of a server's page")],
+    stage: Annotated[str, typer.Option(help="only clients of this stage, as in 'no connection'")] = "",
+    authority: Annotated[Path | None, typer.Option(metavar="PEM", help="TLS: what has signed its certificate")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PEM", help="the key of a certificate of this side")] = None,
+    certificate: Annotated[Path | None, typer.Option(metavar="PEM", help="the certificate of this side")] = None,
+    password_file: Annotated[Path | None, typer.Option(metavar="FILE", help="its first line is the password")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the page's JSON")] = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Show where the clients of a running server stand. Its page is `[callbacks] page`, or fl.Page."""
+    with _command(verbose, logging.WARNING):
+        from fl.page.client import show
+
+        show(address, stage, authority, key, certificate, password_file, as_json=json)
+
+
 def _serve(config: Config) -> None:
     if config.save is None and config.checkpoint is None:
         text = "%s: the last model will be dropped; to keep it set model.save, as in %s, or server.checkpoint"
@@ -289,8 +340,13 @@ def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
     if options.prometheus is not None:
         host, port = options.prometheus
         yield stack.enter_context(Prometheus(port, host))
+    if options.page:
+        yield stack.enter_context(fl.Page(**options.page))
     if options.mlflow is not None:
         yield stack.enter_context(_mlflow(config, options.mlflow))
+    for make in options.own:
+        callback = make()
+        yield stack.enter_context(callback) if isinstance(callback, AbstractContextManager) else callback
     if config.save_best:
         yield SaveBest(**config.save_best)
     if config.stop_early:

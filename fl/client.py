@@ -14,7 +14,7 @@ from fl.conversation import Conversation, KnownServer
 from fl.envelope import Final, Introduction
 from fl.membership import Membership, take_part
 from fl.messages import MESSAGES, WITH_VALUES
-from fl.properties import Properties, checked
+from fl.properties import Properties, checked, checked_name
 from fl.trainer import Evaluate, Train, Trainer
 from netq.validate import expect, flag
 
@@ -32,6 +32,7 @@ class Client:
     seed: of the random rounding in packing; None: the system's.
     properties: what the server and its strategy may choose by: numbers, texts, True or False by name, 64 at most.
     final_model: whether `run` returns the federation's last model, which the server sends at the end.
+    name: what logs and reports call this client besides its id. The common name of its certificate is stronger.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class Client:
         seed: int | None = None,
         properties: Properties | None = None,
         final_model: bool = True,
+        name: str = "",
     ) -> None:
         flag("Client.final_model", final_model)
         self.final_model = final_model
+        self._name = checked_name(name, "Client.name")
         self._properties = checked({} if properties is None else properties, "Client.properties")
         self.trainer = Trainer(train, evaluate, compression, seed)
         self._link = KnownServer()
@@ -69,7 +72,7 @@ class Client:
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        introduction = Introduction(self._properties, self.final_model)
+        introduction = Introduction(self._properties, self.final_model, self._name)
         conversation = Conversation(queue, membership, self._link, introduction)
         while (task := conversation.next_task()) is not None:
             answer = self.trainer.answer(task, self._link.rate)

@@ -11,11 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 import netq
 from fl.envelope import End, Failure, Final, Finished, Introduction, Leave, Offer, Permit, Task
 from fl.membership import Membership
+from netq.version import VERSION
 
 log = logging.getLogger("netq.fl")
 
@@ -60,7 +62,8 @@ class Inbox(Protocol):
 class Conversation:
     """The messages of one session. Its communicator has the serialisation of the envelopes of fl, or of fl.flower.
 
-    introduction: what a client says of itself at the beginning of each session; None: nothing.
+    introduction: what a client says of itself at the beginning of each session, besides version and time; None:
+                  nothing.
     inbox:        of a node of Flower: a grid may have several messages open at a node, and each gets its reply. None:
                   the newest task of the server replaces those before it.
     delivered:    the last job whose reply the server has.
@@ -88,7 +91,7 @@ class Conversation:
         self.delivered: Any = None
         self.final: Final | None = None
         if introduction is not None:
-            membership.greet_with(lambda: queue.put(introduction))
+            membership.greet_with(lambda: queue.put(replace(introduction, version=VERSION, time=time.time())))
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Any:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from fl.checks import expect
 from fl.errors import InvalidUpdate
-from fl.properties import Properties, checked
+from fl.properties import Properties, checked, checked_name
 from fl.tensors.json_format import JsonSerializer
 from netq.errors import InvalidOption, Unreadable
 from netq.options import SerializationOptions
@@ -85,15 +85,24 @@ class Introduction:
 
     properties: plain values by name, for the server's and the strategy's choice.
     final:      whether the client wants the last model.
+    name:       for people; empty: it has none.
+    version:    of its netq; empty: it does not say.
+    time:       of its clock, in seconds since 1970; 0: it does not say.
     """
 
     properties: Properties
     final: bool = False
+    name: str = ""
+    version: str = ""
+    time: float = 0.0
 
     def __post_init__(self) -> None:
         try:
             checked(self.properties, "properties")
+            checked_name(self.name, "name")
+            checked_name(self.version, "version")
             expect(type(self.final) is bool, "final", self.final, "True or False")
+            expect(is_number(self.time, 0), "time", self.time, "seconds since 1970")
         except InvalidOption as error:
             raise InvalidUpdate(str(error)) from None
 

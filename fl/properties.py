@@ -1,4 +1,4 @@
-"""What a client says of itself at the begin of a session: its properties, by which servers and strategies choose.
+"""What a client says of itself at the begin of a session: its name, and the properties by which strategies choose.
 
 A client claims them, and the server cannot verify them. Needs no numpy. Called by both sides: by fl/client.py and
 edge/config.py for a user's, and by fl/messages.py for a peer's.
@@ -19,6 +19,8 @@ Properties: TypeAlias = Mapping[str, bool | int | float | str]
 Where: TypeAlias = Mapping[str, Any] | Callable[[Properties], bool]
 
 _MOST = 64  # properties of a client
+_LONGEST_NAME = 64  # characters of a client's name, as of a certificate's (X.520, ub-common-name)
+_SIMULATED = 2**32  # ids below are numbers, of simulated clients
 _LONGEST = 200  # characters of a name or a text
 _FORM = f"at most {_MOST} numbers, texts, True or False by name, of {_LONGEST} printable characters at most"
 
@@ -28,6 +30,24 @@ class ClientInfo(NamedTuple):
 
     id: uuid.UUID
     properties: Properties
+
+
+def checked_name(name: object, whose: str) -> str:
+    """Return a client's name. Raises InvalidOption."""
+    right = type(name) is str and name.isprintable() and len(name) <= _LONGEST_NAME and name == name.strip()
+    expect(right, whose, name, f"a text of {_LONGEST_NAME} printable characters at most, for people")
+    return str(name)
+
+
+def title(id: uuid.UUID, name: str = "") -> str:
+    """Return what logs call a client: its name, and its id."""
+    number = f"client {id.int}" if id.int < _SIMULATED else str(id)
+    return f"{name} ({number})" if name else number
+
+
+def short_title(id: uuid.UUID, name: str = "") -> str:
+    """Return what plots and terminals call a client: its name, or the begin of its id."""
+    return name or (f"client {id.int}" if id.int < _SIMULATED else str(id)[:8])
 
 
 def checked(properties: object, whose: str) -> dict[str, Any]:

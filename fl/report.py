@@ -81,6 +81,7 @@ class RoundReport:
     evaluation_left_out: Mapping[str, int] = field(default_factory=dict)
     num_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)  # as they count: max_examples bounds them
     evaluation_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)
+    names: Mapping[uuid.UUID, str] = field(default_factory=dict)  # of the clients that have one
 
     def __str__(self) -> str:
         metrics = _line(self.metrics, self.not_finite, self.left_out)

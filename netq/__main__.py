@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from netq.cli.terminal import outlive_readers
-from netq.version import version
+from netq.version import VERSION
 
 _COMMANDS = {  # the module of each, which has a function `main`; imported when it is needed
     "bench": ("netq.bench.command", "measure a link between two machines, or on one"),
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status: int = command.main(rest)
             return status
         case ["--version"]:
-            print(f"netq {version()}")
+            print(f"netq {VERSION}")
             return 0
         case ["-h" | "--help"]:
             print(_USAGE)

@@ -442,17 +442,22 @@ class Communicator:
         if not self._baton.forked:
             self._home.call(self._endpoint.begin_to_close, None)
 
-    def statistics(self) -> dict[uuid.UUID, Statistics]:
-        """Return the figures of each peer that has a session."""
+    def statistics(self, *peers: uuid.UUID) -> dict[uuid.UUID, Statistics]:
+        """Return the figures of `peers` that have a session; without `peers`, of each that has one."""
+        _check_ids("statistics", peers)
         for loop in self._endpoint.loops:
             loop.baton.check("statistics")
-        peers = [peer for peer in self._endpoint.peers.values() if peer.id is not None]
+        if peers:
+            by_id = self._peers_by_id()
+            wanted = [peer for id in dict.fromkeys(peers) if (peer := by_id.get(id)) is not None]
+        else:
+            wanted = [peer for peer in self._endpoint.peers.values() if peer.id is not None]
         figures: dict[Peer, Statistics] = {}
         for loop in self._endpoint.loops:
-            own = [peer for peer in peers if peer.loop is loop]
+            own = [peer for peer in wanted if peer.loop is loop]
             for first in range(0, len(own), _AT_ONCE):
                 figures |= loop.ask(_figures, own[first : first + _AT_ONCE])
-        return {peer.id: figures[peer] for peer in peers if peer.id is not None and not peer.over}
+        return {peer.id: figures[peer] for peer in wanted if peer.id is not None and not peer.over}
 
     def __del__(self) -> None:
         endpoint = getattr(self, "_endpoint", None)  # None: the constructor has raised

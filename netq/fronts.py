@@ -30,9 +30,9 @@ class Front(ABC):
     def __init__(self, protocol: Protocol | str, purpose: Purpose | str, options: CommunicatorOptions | None) -> None:
         self.options = options = CommunicatorOptions() if options is None else options
         if isinstance(options, CommunicatorOptions):  # otherwise netq.new raises the error
-            ini, fin = options.events.ini, options.events.fin
-            events = dataclasses.replace(options.events, ini=ini and self._wrapped(ini), fin=fin and self._wrapped(fin))
-            options = dataclasses.replace(options, events=events)
+            given = {name: getattr(options.events, name) for name in ("ini", "fin", "refused")}
+            wrapped: dict[str, Any] = {name: self._wrapped(event) for name, event in given.items() if event}
+            options = dataclasses.replace(options, events=dataclasses.replace(options.events, **wrapped))
         self._core = netq.new(protocol, purpose, options)
 
     @property
@@ -109,10 +109,10 @@ class Front(ABC):
         self._prepare_close()
         return await self._aside(self._core.close, timeout, hasten=functools.partial(self._core.close, 0))
 
-    async def statistics(self) -> dict[uuid.UUID, Statistics]:
-        """Return the figures of each peer that has a session."""
+    async def statistics(self, *peers: uuid.UUID) -> dict[uuid.UUID, Statistics]:
+        """Return the figures of `peers` that have a session; without `peers`, of each that has one."""
         self._check_here("statistics")
-        return await self._aside(self._core.statistics)
+        return await self._aside(self._core.statistics, *peers)
 
     async def __aenter__(self) -> Self:
         return self

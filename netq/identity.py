@@ -10,6 +10,9 @@ import uuid
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from netq.text import printable
+
+_NAME = 64  # characters of a common name (X.520, ub-common-name)
 _URN = re.compile(r"urn:uuid:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)  # RFC 9562, section 4
 
 
@@ -20,6 +23,8 @@ class Security(NamedTuple):
     cipher: str | None  # "TLS_AES_256_GCM_SHA384"; None where the TLS library does not tell it
     group: str | None  # of the key exchange, as in "X25519MLKEM768"; None as well
     identity: uuid.UUID | None  # of the peer's certificate; None if the peer has shown none
+    name: str | None = None  # the common name of that certificate, for people; the id is what counts
+    not_after: float | None = None  # the end of its validity, in seconds since 1970
 
 
 class Certificate(NamedTuple):
@@ -29,6 +34,12 @@ class Certificate(NamedTuple):
     serial: int
     fingerprint: bytes  # SHA-256 of its DER
     not_after: float  # the end of its validity, in seconds since 1970
+    name: str | None = None  # the common name of its subject, printable
+
+    @property
+    def shown(self) -> tuple[uuid.UUID | None, str | None, float]:
+        """The last fields of Security."""
+        return self.identity, self.name, self.not_after
 
 
 class Protection(NamedTuple):
@@ -38,11 +49,24 @@ class Protection(NamedTuple):
     certificate: Certificate | None
 
 
-def certificate_of(der: bytes, serial: int, not_after: float, uris: Iterable[str]) -> Certificate:
-    """Return what netq needs of a certificate. `uris` are the URIs among its subject alternative names."""
+def certificate_of(
+    der: bytes, serial: int, not_after: float, uris: Iterable[str], name: str | None = None
+) -> Certificate:
+    """Return what netq needs of a certificate.
+
+    uris: the URIs among its subject alternative names.
+    name: the common name of its subject.
+    """
     import hashlib  # it loads OpenSSL, which a client without TLS does not need
 
-    return Certificate(identity_in(uris), serial, hashlib.sha256(der).digest(), not_after)
+    digest = hashlib.sha256(der).digest()
+    return Certificate(identity_in(uris), serial, digest, not_after, printable(name)[:_NAME] if name else None)
+
+
+def negotiated(version: str, cipher: str | None, group: str | None, certificate: Certificate | None) -> Protection:
+    """Return the protection of a link. `certificate`: the peer's; None if it has shown none."""
+    shown = (None, None, None) if certificate is None else certificate.shown
+    return Protection(Security(version, cipher, group, *shown), certificate)
 
 
 def identity_in(uris: Iterable[str]) -> uuid.UUID | None:

@@ -236,16 +236,20 @@ class EventOptions:
     They run in the loop's thread and must not wait. They may call `put`, which never waits, but not `get`, `close` or
     `statistics`. `fin` may come while messages of the session are unread.
 
-    end: for an end in the order of the messages. If it is not None, `get` calls `load(end)` behind the last message of
-         each session, before the first one of the peer's next session, and returns the result as data of that peer.
+    end:     for an end in the order of the messages. If it is not None, `get` calls `load(end)` behind the last message
+             of each session, before the first one of the peer's next session, and returns the result as data of that
+             peer.
+    refused: called by a server that turns a connection away, with its address and the reason, for each refusal that the
+             log has as a warning: repetitions are left out. Refusals of shared memory are in the log only.
     """
 
     ini: Callable[[uuid.UUID], object] | None = None
     fin: Callable[[uuid.UUID], object] | None = None
     end: Stream | None = None
+    refused: Callable[[str, str], object] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("ini", "fin"):
+        for name in ("ini", "fin", "refused"):
             value = getattr(self, name)
             right = value is None or is_function(value)
             expect(right, f"EventOptions.{name}", value, "a callable that is no coroutine function, or None")

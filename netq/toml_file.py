@@ -239,10 +239,10 @@ class File:
             del values["password_file"]
             if "password" in values:
                 raise self.wrong("mqtt.password_file: there is a password, too; leave one of them out")
-            values["password"] = self._secret("mqtt", "password_file")
+            values["password"] = self.secret("mqtt", "password_file")
         return self.options("mqtt", MqttOptions, values)
 
-    def _secret(self, table: str, key: str) -> str:
+    def secret(self, table: str, key: str) -> str:
         """Return the first line of the file that a key names."""
         path = self.existing(table, key, "text")
         try:

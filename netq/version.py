@@ -1,15 +1,6 @@
-"""The installed version, of netq, fl and edge alike: they are one distribution."""
+"""The version of netq, fl and edge: they are one distribution. pyproject.toml takes it from here."""
 
 from __future__ import annotations
 
 DISTRIBUTION = "netq-fl"  # the name on the package index; `netq` is another project there
-
-
-def version() -> str:
-    """Return the version; "unknown" if the packages are used without being installed."""
-    import importlib.metadata  # 2 MB of modules, which an agent does not need
-
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+VERSION = "0.1.0"

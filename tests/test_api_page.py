@@ -50,8 +50,8 @@ def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
 
 
 def test_statistics_row_lists_all_fields() -> None:
-    (row,) = [text for call, text in API.rows("of a communicator", "") if call == "`statistics()`"]
-    names = re.findall(r"`(\w+)`", row.partition("for each peer: ")[2])
+    (row,) = [text for call, text in API.rows("of a communicator", "") if call == "`statistics(*peers)`"]
+    names = re.findall(r"`(\w+)`", row.partition("or for each peer: ")[2])
     assert names == [field.name for field in dataclasses.fields(netq.Statistics)]
 
 

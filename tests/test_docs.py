@@ -15,6 +15,7 @@ import fl
 import netq
 from fl.report import FailureKind
 from fl.server.member import MemberState
+from tests.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -26,10 +27,30 @@ def test_every_link_has_a_target(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
 
 
-def test_the_index_links_every_page() -> None:
+HUBS = ("queue", "reference/wire", "reference/python", "reference/measured", "explanation/transports")
+
+
+def listed(page: Path, text: str) -> list[Path]:
+    return [(page.parent / path).resolve() for path in re.findall(r"\]\(([\w/-]+\.md)\)", text)]
+
+
+def test_the_contents_have_every_page_once() -> None:
     index = ROOT / "docs" / "index.md"
-    linked = {(index.parent / path).resolve() for path in re.findall(r"\]\(([\w/-]+\.md)\)", index.read_text())}
-    assert linked == {*PAGES} - {index}
+    hubs = [ROOT / "docs" / f"{name}.md" for name in HUBS]
+    sections = index.read_text().partition("\n## ")[2]
+    found = listed(index, sections) + [page for hub in hubs for page in listed(hub, hub.read_text())]
+    assert sorted(found) == sorted({*PAGES} - {index})
+
+
+def test_sidebar_has_few_groups_of_few_pages() -> None:
+    groups = (ROOT / "docs" / "index.md").read_text().split("\n## ")[1:]
+    assert len(groups) <= 7
+    assert max(len(listed(ROOT / "docs" / "index.md", group)) for group in groups) <= 9
+
+
+def test_first_screen_is_the_federation_of_readme() -> None:
+    blocks = [Page(path).scripts()["federation.py"] for path in ("README.md", "docs/index.md")]
+    assert blocks[0] == blocks[1]
 
 
 @cache

@@ -10,9 +10,10 @@ import enum
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fl.report import RoundReport
+from fl.status import ClientStatus, Refusal
 from fl.tensors.spec import Model
 from netq.text import describe
 
@@ -30,6 +31,21 @@ class ClientState(enum.Enum):
     SUSPENDED = "suspended"  # its last tasks had no good answer: rounds do not wait for it
 
 
+class Observed(Protocol):
+    """A server, as callbacks see it."""
+
+    @property
+    def number(self) -> int:
+        """The last round that counted."""
+
+    def members(self) -> Sequence[ClientStatus]:
+        """Where each client stands."""
+
+    @property
+    def refusals(self) -> Sequence[Refusal]:
+        """The last connections that were turned away."""
+
+
 class Callback:
     """Receives the progress of rounds. Subclass it, and override the methods that you need.
 
@@ -40,6 +56,12 @@ class Callback:
 
     def check(self, model: Model) -> None:
         """Raise InvalidOption if this callback cannot work with such models. Called before a server listens."""
+
+    def listens(self, server: Observed) -> None:
+        """The server listens. `server`: where its clients stand; any thread may ask it, until the server is closed."""
+
+    def client_joins(self, client: uuid.UUID, name: str) -> None:
+        """A client has begun a session, and says what it is called; `name` is empty if it has none."""
 
     def federation_begins(self, details: Mapping[str, Any]) -> None:
         """The server runs its first round. `details`: what is needed to repeat the run, as plain values."""
@@ -69,6 +91,16 @@ class Callbacks(Callback):
         """Raise what they raise."""
         for callback in self._callbacks:
             callback.check(model)
+
+    def listens(self, server: Observed) -> None:
+        """Tell each."""
+        for callback in self._callbacks:
+            _call(callback.listens, server)
+
+    def client_joins(self, client: uuid.UUID, name: str) -> None:
+        """Tell each."""
+        for callback in self._callbacks:
+            _call(callback.client_joins, client, name)
 
     def federation_begins(self, details: Mapping[str, Any]) -> None:
         """Tell each."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fl.callbacks.base import Callback, ClientState
 from fl.callbacks.jsonl import missing
+from fl.properties import short_title
 from fl.report import RoundReport
 from fl.tensors.spec import Model
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _REFRESH_RATE = 4.0  # drawings per second, at most
 _BAR = 20  # columns of a bar that stands for all clients
-_NAMED = 8  # ids shown for each state; the terminal cuts a line that is too long
+_NAMED = 8  # clients named for each state; the terminal cuts a line that is too long
 _COLOURS = {
     ClientState.TRAINING: "cyan",
     ClientState.WAITING: "yellow",
@@ -51,11 +52,18 @@ class Progress(Callback):
             raise missing("fl.Progress", "rich", "rich", error) from error
         self._lock = threading.Lock()  # guards the fields below, which the drawing thread reads
         self._clients: dict[uuid.UUID, tuple[ClientState, int]] = {}
+        self._names: dict[uuid.UUID, str] = {}
         self._title = "waiting for clients"
         self._begin = time.monotonic()
         self._live: Any = Live(
             console=self._console, get_renderable=self._draw, refresh_per_second=_REFRESH_RATE, transient=True
         )
+
+    def client_joins(self, client: uuid.UUID, name: str) -> None:
+        """Note what it is called."""
+        if name:
+            with self._lock:
+                self._names[client] = name
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
         """Remove clients that are done. A client that still works on an older round keeps its state."""
@@ -95,10 +103,11 @@ class Progress(Callback):
         from rich.text import Text
 
         with self._lock:
-            clients, title, seconds = dict(self._clients), self._title, time.monotonic() - self._begin
+            clients, names = dict(self._clients), dict(self._names)
+            title, seconds = self._title, time.monotonic() - self._begin
         lines = {
             f"{title}, {seconds:.0f} s": "bold",
-            **{_line(state, clients): _COLOURS[state] for state in ClientState},
+            **{_line(state, clients, names): _COLOURS[state] for state in ClientState},
         }
         return Group(*[Text(line, style, no_wrap=True, overflow="ellipsis") for line, style in lines.items()])
 
@@ -114,11 +123,12 @@ def _stderr() -> Console:
     return Stderr(stderr=True)
 
 
-def _line(state: ClientState, clients: dict[uuid.UUID, tuple[ClientState, int]]) -> str:
-    """Return the line of one state: its name, the number of its clients, a bar, their bytes, and some of their ids."""
+def _line(state: ClientState, clients: dict[uuid.UUID, tuple[ClientState, int]], names: dict[uuid.UUID, str]) -> str:
+    """Return the line of one state: the number of its clients, a bar, their bytes, and the names of some."""
     sizes = {peer: size for peer, (theirs, size) in clients.items() if theirs is state}
     bar = "█" * -(-_BAR * len(sizes) // max(1, len(clients)))  # rounded up: one of 400 clients is visible
     nbytes = sum(sizes.values())
     size = f"{nbytes / 1e6:.2f} MB" if nbytes else ""
-    ids = " ".join([str(peer)[:8] for peer in list(sizes)[:_NAMED]]) + (" …" if len(sizes) > _NAMED else "")
-    return f"{state.value:<9}{len(sizes):>5}  {bar:<{_BAR}}  {size:>11}  {ids}".rstrip()
+    named = ", ".join([short_title(peer, names.get(peer, "")) for peer in list(sizes)[:_NAMED]])
+    more = ", …" if len(sizes) > _NAMED else ""
+    return f"{state.value:<9}{len(sizes):>5}  {bar:<{_BAR}}  {size:>11}  {named}{more}".rstrip()

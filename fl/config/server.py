@@ -20,15 +20,16 @@ from fl.callbacks.best import EarlyStopping, SaveBest
 from fl.callbacks.jsonl import Measure, name_of
 from fl.config import strategy
 from fl.errors import InvalidUpdate
+from fl.page.server import check as check_page
 from fl.schedules import from_table
 from fl.server.checkpoint import is_there
 from fl.server.validation import checked_evaluation
 from fl.tensors.files import check_name
 from fl.tensors.roles import ROLES, assign, check_values
 from netq.errors import InvalidOption, SecurityError
-from netq.options import CommunicatorOptions, NetworkLocation, Protocol
+from netq.options import CommunicatorOptions, NetworkLocation, Protocol, SecurityOptions
 from netq.text import describe
-from netq.toml_file import CONNECTION, File, in_file_terms
+from netq.toml_file import CONNECTION, File, in_file_terms, named_object
 
 _PATIENCE = tuple(each.name for each in fields(fl.Patience))
 _COUNTS = ("min_clients", "wait", "suspend_after", "void_rounds")
@@ -45,6 +46,8 @@ class CallbackOptions:
     tensorboard: path of a folder for fl.TensorBoard.
     prometheus:  host and port for fl.Prometheus.
     mlflow:      address of a server for fl.MLflow.
+    page:        arguments of fl.Page; empty: none.
+    own:         callbacks of the user's, and what makes them.
     """
 
     progress: bool = False
@@ -53,6 +56,8 @@ class CallbackOptions:
     tensorboard: Path | None = None
     prometheus: tuple[str, int] | None = None
     mlflow: str | None = None
+    page: Mapping[str, Any] = field(default_factory=dict)
+    own: tuple[Callable[[], fl.Callback], ...] = ()
 
 
 KEYS: dict[str, tuple[str, ...] | None] = {
@@ -62,6 +67,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "strategy": None,  # the options of the class
     **CONNECTION,
     "callbacks": tuple(option.name for option in fields(CallbackOptions)),
+    "page": ("password_file", "key", "certificate", "authority"),
 }
 
 
@@ -292,17 +298,57 @@ def _callbacks(file: File) -> CallbackOptions:
         "json": file.output,
         "client_metrics": file.boolean,
         "tensorboard": partial(file.output, folder=True),
-        "prometheus": partial(_prometheus, file),
+        "prometheus": partial(_host_and_port, file, 9100),
+        "page": partial(_page, file),
+        "own": partial(_own, file),
         "mlflow": partial(_mlflow, file),
     }
     return CallbackOptions(**{key: readers[key]("callbacks", key) for key in file.table("callbacks")})
 
 
-def _prometheus(file: File, table: str, key: str) -> tuple[str, int]:
+def _own(file: File, table: str, key: str) -> tuple[Callable[[], fl.Callback], ...]:
+    """Return what makes the user's callbacks: "module:name" is an object, or a class or function without arguments."""
+    names, form = file.table(table)[key], 'a list of "module:name", as in ["farm.callbacks:Wandb"]'
+    file.check(f"{table}.{key}", names, isinstance(names, list), form)
+    with file.named():
+        return tuple(
+            partial(_made, file, name, named_object(f"{table}.{key}", name, "farm.callbacks:Wandb", "callback"))
+            for name in names
+        )
+
+
+def _made(file: File, name: str, found: Any) -> fl.Callback:
+    """Return a callback of the user's. Raises InvalidOption if its class or function raises, or it is none."""
+    try:
+        callback = found if isinstance(found, fl.Callback) else found()
+    except Exception as error:  # the user's code may raise anything
+        raise file.wrong(f"callbacks.own: {name!r} raised {describe(error)}; --verbose shows the traceback") from error
+    if not isinstance(callback, fl.Callback):
+        expected = "expected a class that inherits from fl.Callback, or a function that returns an object of one"
+        raise file.wrong(f"callbacks.own: {name!r} gives {type(callback).__name__}; {expected}")
+    return callback
+
+
+def _page(file: File, table: str, key: str) -> dict[str, Any]:
+    """Return the arguments of fl.Page."""
+    host, port = _host_and_port(file, 8080, table, key)
+    found: dict[str, Any] = {"host": host, "port": port}
+    keys = [each for each in ("key", "certificate", "authority") if each in file.table("page")]
+    if keys:
+        paths: dict[str, Any] = {each: file.existing("page", each, "PEM") for each in keys}
+        found["security"] = file.options("page", SecurityOptions, paths)
+    if "password_file" in file.table("page"):
+        found["password"] = file.secret("page", "password_file")
+    with file.named():
+        check_page(**{"password": None, "security": None, **found})
+    return found
+
+
+def _host_and_port(file: File, example: int, table: str, key: str) -> tuple[str, int]:
     value = file.table(table)[key]
     host, _, port = f"127.0.0.1:{value}".rpartition(":") if type(value) is int else str(value).rpartition(":")
     right = host != "" and port.isascii() and port.isdigit() and int(port) <= 65535
-    file.check(f"{table}.{key}", value, right, 'a port, as in 9100, or "host:port", as in "0.0.0.0:9100"')
+    file.check(f"{table}.{key}", value, right, f'a port, as in {example}, or "host:port", as in "0.0.0.0:{example}"')
     return host, int(port)
 
 

@@ -14,7 +14,7 @@ import fl
 from fl.compression.compressor import as_compression
 from fl.schedules import from_table, resolved
 from fl.server.validation import check_config
-from fl.strategies.base import as_discount, options_of
+from fl.strategies.base import as_discount, option_like, options_of
 from netq.text import did_you_mean
 from netq.toml_file import File
 
@@ -28,7 +28,7 @@ def strategy(file: File) -> fl.Strategy:
     known = [name for name in options_of(kind) if name not in _NO_TEXT]
     for key in options:
         if key not in known:
-            raise file.wrong(f"strategy.{key}: {kind.__name__} has no such option; {did_you_mean(key, known)}")
+            raise file.wrong(f"strategy.{key}: {kind.__name__} has no such option; {option_like(key, known)}")
     readers: dict[str, Callable[[], Any]] = {
         "seed": lambda: file.whole("strategy", "seed", "a whole number"),
         "config": lambda: _config(file),

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from netq.version import DISTRIBUTION, version
+from netq.version import DISTRIBUTION, VERSION
 
 
 def versions() -> dict[str, str]:
     """Return the versions of what computes here."""
-    found = {"python": platform.python_version(), DISTRIBUTION: version(), "numpy": np.__version__}
+    found = {"python": platform.python_version(), DISTRIBUTION: VERSION, "numpy": np.__version__}
     if torch := sys.modules.get("torch"):
         found["torch"] = str(torch.__version__)
     return found

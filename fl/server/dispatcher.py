@@ -81,6 +81,7 @@ class TaskDispatcher(Generic[Key]):
              Returns whether a task or a session calls for such a message. Raises Unreadable for one that is not valid.
     begins:  called with each peer whose session begins, in the communicator's loop, which must not wait.
     over:    called as `receive` is when a peer's session is over, behind the last message of the session.
+    title:   what the log calls a peer.
     noun:    what a task is called in the reasons of failures.
     limit:   what its time limit is called there.
     """
@@ -94,6 +95,7 @@ class TaskDispatcher(Generic[Key]):
         begins: Callable[[uuid.UUID], object] = lambda peer: None,
         over: Callable[[uuid.UUID], object] = lambda peer: None,
         *,
+        title: Callable[[uuid.UUID], object] = str,
         noun: str = "task",
         limit: str = "deadline",
     ) -> None:
@@ -102,6 +104,7 @@ class TaskDispatcher(Generic[Key]):
         self._receive = receive
         self._begins = begins
         self._over = over
+        self._title = title
         self._noun = noun
         self._limit = limit
         # Tasks and their answers. Any thread may ask; one of those that wait reads for all.
@@ -321,7 +324,7 @@ class TaskDispatcher(Generic[Key]):
         pause = self._allowance.spend(peer, seconds, time.monotonic(), readable=readable)
         if pause:
             self.answer_all(peer, ClientFailure(FailureKind.UNREADABLE, f"cut off for {pause:g} s: {reason}"))
-            log.warning("%s: cut off for %g s: %s", peer, pause, reason)
+            log.warning("%s: cut off for %g s: %s", self._title(peer), pause, reason)
             self.queue.expel(peer, reason, pause)
 
     def _timed(self, serialization: netq.SerializationOptions) -> netq.SerializationOptions:
@@ -400,7 +403,7 @@ class TaskDispatcher(Generic[Key]):
         if task is None:  # answered, or forgotten, since the check
             return
         task.delivery.cancel()
-        log.info("%s: was started again, and gets its %s again", task.peer, self._noun)
+        log.info("%s: was started again, and gets its %s again", self._title(task.peer), self._noun)
         (delivery,) = self.queue.put(task.part.data, task.peer).futures
         self._tasks[key] = task._replace(delivery=delivery, repeats=task.repeats + 1)
 
@@ -436,4 +439,4 @@ class TaskDispatcher(Generic[Key]):
             if user.fin is not None:
                 user.fin(peer)
 
-        return netq.EventOptions(ini, fin, _END)
+        return netq.EventOptions(ini, fin, _END, user.refused)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from fl.envelope import PURPOSES, Job, Purpose
-from fl.properties import Properties
+from fl.properties import Properties, title
 
 _OWED = 16  # unanswered tasks that are remembered of one client
 
@@ -81,6 +82,8 @@ class MemberSession:
     """What a client has said and done in its present session."""
 
     properties: Properties | None = None  # what it says of itself; None: it has not
+    version: str = ""  # of its netq; empty: it has not said
+    ahead: float | None = None  # seconds by which its clock was ahead of the server's; None: it has not said
     is_visitor: bool = False  # it only looks, and gets no task
     wants_final: bool = False  # it wants the last model
     is_leaving: bool = False  # it has said that it leaves
@@ -151,8 +154,13 @@ class Member:
     """
 
     id: uuid.UUID
+    name: str = ""  # for people: of its certificate, or what it says; empty: it has none
     state: MemberState = MemberState.IDLE
     since: float = -math.inf
+    changed: float = 0.0  # when its state changed last, in seconds since 1970; 0: never
+    reason: str = ""  # why its last task failed or was skipped
+    updates: int = 0  # of it that counted
+    failures: int = 0  # tasks of it that failed
     session: MemberSession = field(default_factory=MemberSession)
     task: Asked | None = None  # None: it is not busy
     place: Place | None = None
@@ -167,9 +175,14 @@ class Member:
     is_counted: bool = False  # in the last round that counted
     is_dominant: bool = False  # it had more than half of the examples of the last round
 
+    def __str__(self) -> str:
+        return title(self.id, self.name)
+
     def on(self, event: MemberEvent) -> None:
         """Change the state. A free member has no task."""
-        self.state = TRANSITIONS[event][self.state]
+        before, self.state = self.state, TRANSITIONS[event][self.state]
+        if self.state is not before:
+            self.changed = time.time()
         if self.state in _FREE:
             self.task = None
 

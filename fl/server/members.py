@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,8 +26,10 @@ from fl.server.admission import Admission, Sending
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.limits import Limits
 from fl.server.member import TRANSITIONS, Asked, Member, MemberEvent, MemberState, Owed
+from fl.status import ClientStatus, Refusal, Stage
 from fl.tensors.spec import Model
 from netq.text import describe
+from netq.version import VERSION
 
 log = logging.getLogger("netq.fl")
 
@@ -35,7 +37,9 @@ _CHECK = 0.25  # seconds between looks at how fast clients send
 _SELDOM = 20  # a look at thousands of clients takes 50 ms: times that until the next
 _PATIENCE = 4  # a rate is measured over a fourth of the time limit at most
 _INTRODUCTION = 3.0  # seconds in which a client says what it is like, if it does: the first message of a session
+_CLOCK = 60.0  # seconds by which a client's clock may differ: a warning says so. The way of its message counts, too
 _REMEMBERED = 4096  # clients that have gone, and have missed tasks
+_REFUSALS = 100  # connections turned away that are remembered
 _CONTENT: Mapping[Purpose, type[Content]] = {"train": Update, "evaluate": Report}
 
 
@@ -79,9 +83,15 @@ class Members:
         self._admission = Admission(bounds.room)
         self._asks = 0  # calls of `ask`
         self._next_check = 0.0  # by time.monotonic()
-        options = replace(options, serialization=serialization(bounds.text, bounds.buffers))
+        self._refusals: deque[Refusal] = deque(maxlen=_REFUSALS)  # the loop adds to it
+        self._refused = options.events.refused  # the user's
+        options = replace(
+            options,
+            serialization=serialization(bounds.text, bounds.buffers),
+            events=replace(options.events, refused=self._note_refusal),
+        )
         self._dispatcher: TaskDispatcher[Key] = TaskDispatcher(
-            options, protocol, grace, self._receive, self._session_begins, self._session_over
+            options, protocol, grace, self._receive, self._session_begins, self._session_over, title=self.of
         )
         self.queue = self._dispatcher.queue
         self.sessions_changed = self._dispatcher.sessions_changed
@@ -92,6 +102,22 @@ class Members:
     def of(self, peer: uuid.UUID) -> Member:
         """Return the member for a client. A new one if it is not known."""
         return self._members.get(peer) or self._members.setdefault(peer, Member(peer))
+
+    def status(self) -> list[ClientStatus]:
+        """Return where each client stands. Any thread may call this."""
+        known, members = self.queue.statistics(), self._members
+        return [_status(members.get(peer) or Member(peer), known.get(peer)) for peer in {**known, **members}]
+
+    @property
+    def refusals(self) -> Sequence[Refusal]:
+        """The last connections that were turned away. Any thread may read this."""
+        return tuple(self._refusals)
+
+    def _note_refusal(self, address: str, reason: str) -> None:
+        """Runs in the communicator's loop."""
+        self._refusals.append(Refusal(time.time(), address, reason))
+        if self._refused is not None:
+            self._refused(address, reason)
 
     def update(self) -> None:
         """Note the sessions that have begun, and forget clients that have gone, but for the last with missed tasks."""
@@ -104,7 +130,7 @@ class Members:
         for member in gone:
             self._admission.leave(member)
             del self._members[member.id]
-        self._members |= {each.id: Member(each.id, records=each.records) for each in missed}
+        self._members |= {each.id: Member(each.id, each.name, records=each.records) for each in missed}
 
     def _note_begun(self) -> None:
         while self._begun:
@@ -357,7 +383,7 @@ class Members:
         size = 0 if member.place is None else member.place.size
         self._admission.defer(member, max(figures.expected, size) - figures.arriving)
         if figures.expected:
-            log.info("%s: sends slowly, and others wait: they go first", member.id)
+            log.info("%s: sends slowly, and others wait: they go first", member)
             member.session.is_held = True
             reason = "others go first, because they send faster; this message goes on after them"
             self.queue.pause(member.id, reason)
@@ -377,7 +403,7 @@ class Members:
             case Offer():
                 return self._receive_offer(member, message)
             case Introduction():
-                return _receive_introduction(member, message)
+                return self._receive_introduction(member, message)
             case Leave():
                 return _receive_leave(member, message)
             case Describe():
@@ -400,10 +426,30 @@ class Members:
         else:
             self._dispatcher.charge(peer, 0.0, "it begins one session after the other")
 
+    def _receive_introduction(self, member: Member, introduction: Introduction) -> bool:
+        session = member.session
+        if session.properties is not None:  # it says so once a session
+            return False
+        session.properties, session.wants_final = introduction.properties, introduction.final
+        session.version = introduction.version
+        session.ahead = introduction.time - time.time() if introduction.time else None
+        figures = self.queue.statistics(member.id).get(member.id)
+        if figures is None:  # it has gone meanwhile
+            return True
+        shown = [layer.name for layer in (figures.seal, figures.security) if layer is not None and layer.name]
+        member.name = shown[0] if shown else introduction.name
+        version = f", version {session.version}" if session.version not in ("", VERSION) else ""
+        self._callbacks.client_joins(member.id, member.name)
+        log.info("%s: joins from %s%s", member, figures.address, version)
+        if session.ahead is not None and abs(session.ahead) > _CLOCK:
+            text = "%s: its clock is %.0f s %s this one's: certificates may seem to have expired; set it"
+            log.warning(text, member, abs(session.ahead), "ahead of" if session.ahead > 0 else "behind")
+        return True
+
     def _receive_question(self, member: Member, question: Describe) -> bool:
         if member.session.is_visitor:  # one answer a session: a client that reads none costs no memory
             return False
-        log.info("%s: wants no task: %s", member.id, question.reason)
+        log.info("%s: wants no task: %s", member, question.reason)
         member.session.is_visitor = True
         try:
             description = self._describe(_info(member))
@@ -488,7 +534,7 @@ class Members:
         A client that was too late still works on its present task, which stays open. So does a client whose server has
         been started again: its first reply may be to the server before.
         """
-        is_other_run, task, peer = job.run != self.run, member.task, member.id
+        is_other_run, task = job.run != self.run, member.task
         if task is not None and not is_owed and not (is_other_run and task.is_first):
             of = " of another server" if is_other_run else ""
             member.settle(task.job, time.monotonic())  # this was its answer: a later one to the same task is wrong, too
@@ -501,16 +547,74 @@ class Members:
         if member.warned_stale != self._asks:  # one line and one failure, however many such replies come
             member.warned_stale = self._asks
             text = "%s: its answer to round %d (%s) is not waited for (any more)%s"
-            log.warning(text, peer, job.round, job.purpose, f": {content}" if isinstance(content, str) else "")
+            log.warning(text, member, job.round, job.purpose, f": {content}" if isinstance(content, str) else "")
             if not is_other_run:
                 reason = f"it answered round {job.round} ({job.purpose}), which is not waited for any more"
-                self._dispatcher.add_answer(Key(peer, job), ClientFailure(FailureKind.STALE, reason))
+                self._dispatcher.add_answer(Key(member.id, job), ClientFailure(FailureKind.STALE, reason))
 
     def _refuse(self, member: Member, why: FailureKind, reason: str) -> None:
         """Answer a client's task with a failure, if it has a task."""
         task = member.task
         if task is not None and self._dispatcher.answer(Key(member.id, task.job), ClientFailure(why, reason)):
             self._free(member)
+
+
+def _status(member: Member, figures: netq.Statistics | None) -> ClientStatus:
+    session, stage = member.session, _stage(member, figures)
+    reason, since = member.reason, member.changed or None
+    if figures is None:
+        return ClientStatus(member.id, member.name, stage, reason, since, failures=member.failures)
+    if stage is Stage.LOST:
+        reason, since = f"no connection for {figures.absent:.0f} s", time.time() - figures.absent
+    ends = [each.not_after for each in (figures.seal, figures.security) if each is not None and each.not_after]
+    return ClientStatus(
+        id=member.id,
+        name=member.name,
+        stage=stage,
+        reason=reason,
+        since=since,
+        suspended=member.records["train"].owed > 0,
+        address=figures.address,
+        version=session.version,
+        ahead=session.ahead,
+        certificate_end=min(ends, default=None),
+        absent=figures.absent,
+        bytes_in=figures.bytes_in,
+        bytes_out=figures.bytes_out,
+        updates=member.updates,
+        failures=member.failures,
+        seconds=member.seconds if member.seconds < math.inf else None,
+        properties=session.properties or {},
+    )
+
+
+def _stage(member: Member, figures: netq.Statistics | None) -> Stage:
+    session, task = member.session, member.task
+    if figures is None:
+        return Stage.GONE
+    if not figures.connected:
+        return Stage.LOST
+    if session.is_visitor:
+        return Stage.VISITOR
+    if session.is_leaving:
+        return Stage.LEAVING
+    if member.state is MemberState.IDLE:
+        return Stage.CONNECTED if session.properties is None else Stage.READY
+    if member.state is MemberState.ASKED and task is not None and task.job.purpose == "evaluate":
+        return Stage.EVALUATING
+    return _STAGES[member.state]
+
+
+_STAGES = {
+    MemberState.ASKED: Stage.TRAINING,
+    MemberState.OFFERED: Stage.WAITING,
+    MemberState.PERMITTED: Stage.SENDING,
+    MemberState.ARRIVED: Stage.DONE,
+    MemberState.COUNTED: Stage.DONE,
+    MemberState.SKIPPED: Stage.SKIPPED,
+    MemberState.FAILED: Stage.FAILED,
+    MemberState.LATE: Stage.LATE,
+}
 
 
 def _info(member: Member) -> ClientInfo:
@@ -521,17 +625,9 @@ def _has_final(member: Member) -> bool:
     return member.final is not None and member.final.done() and member.final.exception() is None
 
 
-def _receive_introduction(member: Member, introduction: Introduction) -> bool:
-    if member.session.properties is not None:  # it says so once a session
-        return False
-    member.session.properties = introduction.properties
-    member.session.wants_final = introduction.final
-    return True
-
-
 def _receive_leave(member: Member, leave: Leave) -> bool:
     if member.session.is_leaving:  # it says so once a session
         return False
     member.session.is_leaving = True
-    log.info("%s: leaves: %s", member.id, leave.reason)
+    log.info("%s: leaves: %s", member, leave.reason)
     return True

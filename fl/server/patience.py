@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from fl.errors import FederationStalled
+from fl.properties import title
 from fl.report import ClientFailure, FailureKind, RoundReport
 from fl.schedules import Schedule
 from fl.server.waiting import pause_after
@@ -86,7 +87,9 @@ class Attempts:
             limit, why = _ALIKE, "each time for the same reason"
         if self.void >= limit:
             each = {**report.failures, **report.skipped}
-            reasons = "; ".join(f"{peer}: {reason}" for peer, reason in islice(each.items(), _NAMED))
+            reasons = "; ".join(
+                f"{title(peer, report.names.get(peer, ''))}: {reason}" for peer, reason in islice(each.items(), _NAMED)
+            )
             skipped = f" and {len(report.skipped)} skipped" if report.skipped else ""
             reasons = reasons or "the log says why, as of a strategy that selects no client"
             raise FederationStalled(

@@ -119,7 +119,9 @@ class Round(Generic[Measured]):
         if failure is None:
             self._standing.answered(member, member.seconds)
             self.answers.count(member.id, received.content, received.staleness)
-            size = nbytes(received.content.model) if isinstance(received.content, Update) else 0
+            member.reason, size = "", 0
+            if isinstance(received.content, Update):
+                member.updates, size = member.updates + 1, nbytes(received.content.model)
             self._callbacks.client_is(member.id, ClientState.DONE, size)
         else:
             self._fail(member, failure)
@@ -132,8 +134,9 @@ class Round(Generic[Measured]):
         if isinstance(content, ClientFailure):
             self._fail(member, content)
         elif isinstance(content, Skip):  # neither a good answer nor a missed task
-            log.info("%s: skips round %d (%s): %s", member.id, job.round, job.purpose, content)
+            log.info("%s: skips round %d (%s): %s", member, job.round, job.purpose, content)
             self.answers.skip(member.id, content.reason)
+            member.reason = content.reason
             self._callbacks.client_is(member.id, ClientState.DONE)
             self._members.settle(member, MemberEvent.SKIP)
         elif staleness and not self._keep_late:
@@ -162,9 +165,10 @@ class Round(Generic[Measured]):
             self._standing.answered_late(member, member.seconds)
         if not self.answers.fail(member.id, failure):
             return
+        member.reason, member.failures = str(failure), member.failures + 1
         if not is_stale:  # which the log has
             of = " of the evaluation" if self._task.job.purpose == "evaluate" else ""
-            log.warning("%s: left out%s: %s", member.id, of, failure)
+            log.warning("%s: left out%s: %s", member, of, failure)
         self._callbacks.client_is(member.id, ClientState.FAILED)
         if is_stale or is_spared or failure.why in _OF_THE_SERVER:
             return

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -43,6 +43,7 @@ from fl.server.rule import RoundRule
 from fl.server.standing import Standing
 from fl.server.validation import check_config, check_settings, checked_callbacks, checked_evaluation
 from fl.server.waiting import SETTLE, until_connected
+from fl.status import ClientStatus, Refusal
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import separate
@@ -109,6 +110,7 @@ class Server:
         self.model: Model = separate(plain(of_role(model, self._roles, *IN_MODEL)))
         bounds = limits(self.model, memory_limit)
         self.number = 0  # of the last round that counted
+        self._end_round: int | None = None  # the last one that `rounds` wants
         self.is_over = False  # whether a callback has ended the rounds; a resumed server knows it, too
         self._callbacks = Callbacks(checked_callbacks(callbacks))
         self._callbacks.check(self.model)
@@ -144,6 +146,7 @@ class Server:
             if self._checkpoint is not None:
                 self._checkpoint.close()
             raise
+        self._callbacks.listens(self)
 
     @classmethod
     def resume(
@@ -182,6 +185,15 @@ class Server:
         """The clients that are connected now, and take part."""
         return tuple(id for id, each in self.statistics().items() if each.connected and self._members.takes_part(id))
 
+    def members(self) -> Sequence[ClientStatus]:
+        """Return where each client stands. Any thread may call this; a callback gets it by `listens`."""
+        return self._members.status()
+
+    @property
+    def refusals(self) -> Sequence[Refusal]:
+        """The last 100 connections that were turned away, the oldest first. Any thread may read this."""
+        return self._members.refusals
+
     def statistics(self) -> dict[uuid.UUID, netq.Statistics]:
         """Return figures of the clients' sessions, and how each link is protected (`security`)."""
         return self._members.queue.statistics()
@@ -193,7 +205,7 @@ class Server:
         FederationStalled after `void_rounds` such attempts in a row, InvalidOption, and Closed.
         """
         expect(is_whole(count), "Server.rounds: count", count, "a whole number")
-        end = self.number + count
+        self._end_round = end = self.number + count
         while self.number < end:
             report = self.round()
             yield report
@@ -427,6 +439,7 @@ class Server:
             client_evaluation=evaluation.metrics,
             shares=training.shares(),
             suspended=tuple(self._standings["train"].suspended(self._members)),
+            names={each.id: each.name for each in self._members if each.name},
         )
 
     def _end(self, report: RoundReport, clients: Collection[uuid.UUID]) -> None:
@@ -440,7 +453,7 @@ class Server:
             share = report.shares.get(member.id)
             if share is not None and not member.is_dominant:  # it was not logged in the round before
                 text = "%s: claims %.0f %% of the examples of the round; the strategy's max_examples bounds that"
-                log.warning(text, member.id, 100 * share)
+                log.warning(text, member, 100 * share)
             member.is_dominant = share is not None
         self._callbacks.round_ends(report, self.model)
 
@@ -480,7 +493,8 @@ class Server:
         counted = [each for each in self._members if each.is_counted]
         gone = sorted({each.id for each in counted}.difference(clients))
         if gone:
-            ids = ", ".join(map(str, gone[:_NAMED])) + (", …" if len(gone) > _NAMED else "")
+            named = [str(self._members.of(id)) for id in gone[:_NAMED]]
+            ids = ", ".join(named) + (", …" if len(gone) > _NAMED else "")
             text = "round %d begins without %d of the %d clients of the last one: %s; no connection"
             log.warning(text, number, len(gone), len(counted), ids)
         for id in gone:
@@ -522,6 +536,7 @@ class Server:
         """Return what is needed to repeat the run, as plain values."""
         return {
             "federation": str(self._members.queue.id),
+            "rounds": self._end_round,
             "rounds_done": self.number,
             "strategy": type(self._strategy).__name__,
             "seed": self._strategy.seed,

@@ -86,7 +86,7 @@ class Standing:
             record.owed -= 1
             if record.owed:
                 return
-            log.info("%s: restored: %d %s were good", member.id, record.debt, _TASKS[self._purpose])
+            log.info("%s: restored: %d %s were good", member, record.debt, _TASKS[self._purpose])
         record.missed = record.missed << 1 & self._window
         if not record.missed:
             record.debt = 0
@@ -110,7 +110,7 @@ class Standing:
             record.owed = record.debt = min(_MOST, 2 * record.debt) or _OWED
             text = "%s: suspended: no good answer to %d of its last %d %s; rounds wait for it again after %d good ones"
             tasks = _TASKS[self._purpose]
-            log.warning(text, member.id, record.misses, self._window.bit_length(), tasks, record.owed)
+            log.warning(text, member, record.misses, self._window.bit_length(), tasks, record.owed)
             if not self._misses_all(record):
                 return True
         record.pause = min(_MOST, 2 * record.pause) or _PAUSE
@@ -158,7 +158,7 @@ class Standing:
         """Log the deadline that would be enough for a client whose answer came too late."""
         self._recommended = 2.0 * math.ceil(seconds)
         text = "%s: its answer took %.1f s, and the deadline is %g s; rounds would wait for it with one of %g s"
-        log.warning(text, member.id, seconds, self.deadline, self._recommended)
+        log.warning(text, member, seconds, self.deadline, self._recommended)
 
     def _misses_all(self, record: TaskRecord) -> bool:
         """Return whether a client has not answered its last tasks at all."""

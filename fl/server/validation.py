@@ -16,7 +16,7 @@ from fl.server.patience import Patience
 from fl.strategies.base import Strategy
 from fl.tensors.serialization import messages
 from fl.tensors.spec import Model, specs_of
-from netq.text import did_you_mean
+from netq.text import describe, did_you_mean
 from netq.validate import expect, is_number, is_whole, whole
 
 
@@ -44,7 +44,7 @@ def check_settings(
     form = "a dict of plain values by name, or a function that returns one for a client"
     expect(config is None or isinstance(config, Mapping) or callable(config), "Server.config", config, form)
     if isinstance(config, Mapping):
-        check_config(resolved(config, 1), "Server.config")
+        check_config(resolved_first(config, "Server.config"), "Server.config")
 
 
 class Evaluation(NamedTuple):
@@ -67,6 +67,20 @@ def checked_evaluation(evaluate: bool | Mapping[str, Any]) -> Evaluation:
     whole("Server.evaluate.every", found.every, 1)
     right = is_number(found.fraction, 0, 1) and found.fraction > 0
     expect(right, "Server.evaluate.fraction", found.fraction, "a number above 0, and 1 at most")
+    return found
+
+
+def resolved_first(config: Mapping[str, Any], whose: str) -> dict[str, Any]:
+    """Return a config with the values of round 1. Raises InvalidOption for a callable that is no schedule."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        try:
+            found |= resolved({name: value}, 1)
+        except Exception as error:  # of the user's callable: it may be a network, which is no schedule
+            form = "a plain value, or a function of the number of the round"
+            raise netq.InvalidOption(
+                f"{whose}: {name!r}: with 1 it raises {describe(error)}; expected {form}"
+            ) from error
     return found
 
 

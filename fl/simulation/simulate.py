@@ -13,6 +13,7 @@ before `simulate` returns, and when this process ends. Processes that a client's
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import secrets
@@ -24,16 +25,21 @@ from typing import Any, Literal
 import netq
 from fl.callbacks.base import Callback, ClientState
 from fl.client import Client
-from fl.report import RoundReport
+from fl.errors import SimulationError
+from fl.properties import title
+from fl.report import FailureKind, RoundReport
 from fl.server.patience import Patience
 from fl.server.server import Server
+from fl.server.validation import checked_callbacks
 from fl.simulation.calls import Calls
+from fl.simulation.output import shown
 from fl.simulation.processes import WorkerPool
 from fl.simulation.worker import Share, Start
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
-from fl.tensors.spec import Model
+from fl.tensors.spec import Model, nbytes
 from fl.trainer import Train
+from netq.text import did_you_mean
 from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
@@ -54,6 +60,12 @@ class Result:
     measured: Sequence[Any]
     seed: int
 
+    def __repr__(self) -> str:
+        last = f"; {self.reports[-1]}" if self.reports else ""
+        counted = sum(bool(report.clients) for report in self.reports)
+        size = nbytes(self.model) / 1e6
+        return f"<Result: {counted} rounds, {len(self.model)} tensors of {size:.3g} MB, seed {self.seed}{last}>"
+
 
 def simulate(
     model: Model,
@@ -66,6 +78,7 @@ def simulate(
     start: Literal["fork", "spawn"] = "fork",
     measure: Callable[[Any], Any] | None = None,
     seed: int | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Run a federation in processes of this machine, and return its result.
@@ -80,6 +93,8 @@ def simulate(
     measure:   called with the model after each round, in this process.
     seed:      of the clients' random numbers (docs/how-to/simulation.md, "Random numbers"), 0 or more. None: a new one,
                which the result has.
+    progress:  whether stderr gets a line for each round. None: in a terminal or a notebook, unless an fl.Progress is
+               among the callbacks.
     settings:  the other arguments of fl.Server, except `options`. patience: None: that of a server without pauses.
 
     Updates are folded in the order in which the strategy selected their clients. Two runs with one seed give the same
@@ -89,6 +104,10 @@ def simulate(
     """
     expect(isinstance(strategy, Strategy | None), "simulate.strategy", strategy, "an object, as in fl.FedAvg()")
     strategy = strategy or FedAvg()
+    expect(is_whole(rounds, 0), "simulate.rounds", rounds, "a whole number")
+    for name in settings:
+        if name not in _SETTINGS:
+            raise TypeError(f"simulate has no argument {name!r}; {_argument_like(name)}")
     shares = _shares(clients, processes, protocol, start)
     expect(seed is None or is_whole(seed, 0), "simulate.seed", seed, "a whole number, 0 or more, or None")
     seed = secrets.randbits(63) if seed is None else seed
@@ -102,7 +121,8 @@ def simulate(
     measured: list[Any] = []
     with WorkerPool(shares, Calls(seed)) as workers:
         workers.start(start)  # before the server's communicator exists: a communicator does not work in a fork
-        callbacks = [_Turns(workers), *settings.pop("callbacks", ())]
+        own = checked_callbacks(settings.pop("callbacks", ()))
+        callbacks = [_Turns(workers), *own, *shown(progress, own)]
         events = netq.EventOptions(ini=workers.connected)
         options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), events=events)
         settings |= {"strategy": strategy, "protocol": protocol}
@@ -113,9 +133,29 @@ def simulate(
             server.wait(len(clients))  # until each has said what it is like
             for report in server.rounds(rounds):
                 reports.append(report)
+                _raise_if_hopeless(report)
                 if measure is not None:
                     measured.append(measure(server.model))
     return Result(dict(server.model), reports, measured, seed)
+
+
+def _raise_if_hopeless(report: RoundReport) -> None:
+    """Raise SimulationError if no update fits the model: the next attempt has the same functions and data."""
+    failures = report.failures
+    if not report.clients and failures and all(each.why is FailureKind.INVALID for each in failures.values()):
+        client, failure = next(iter(failures.items()))
+        raise SimulationError(f"round {report.number}: no client has a valid update; {title(client)}: {failure}")
+
+
+def _argument_like(name: str) -> str:
+    if name in ("num_rounds", "n_rounds", "epochs"):
+        return "did you mean rounds?"
+    if name in ("num_clients", "num_supernodes"):
+        return "did you mean clients, as in [train] * 4?"
+    return did_you_mean(name, [*inspect.signature(simulate).parameters, *_SETTINGS])
+
+
+_SETTINGS = set(inspect.signature(Server).parameters) - {"model", "options", "strategy", "protocol"}
 
 
 def _shares(

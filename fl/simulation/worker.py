@@ -18,12 +18,13 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TextIO, cast
 
 import netq
 from fl.client import Client
 from fl.messages import Content, Task
 from fl.simulation.calls import Calls
+from fl.simulation.output import Lines
 from fl.trainer import Trainer
 
 
@@ -59,6 +60,9 @@ def work(share: Share, calls: Calls, pipe: Connection) -> None:
     start = parent.wait_for_start()
     if start.strict:
         logging.getLogger("netq.fl").addHandler(_ErrorForwarder(parent))
+    output = None if sys.stdout is None else Lines(sys.stdout)
+    if output is not None:
+        sys.stdout = cast("TextIO", output)
     threads = [
         threading.Thread(target=_run_client, args=(parent, start, calls, partition, client), name=f"client {partition}")
         for partition, client in share.items()
@@ -67,8 +71,10 @@ def work(share: Share, calls: Calls, pipe: Connection) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if output is not None:
+        output.finish()
+    if sys.stderr is not None:
+        sys.stderr.flush()
     parent.send(None)
 
 

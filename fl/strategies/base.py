@@ -28,7 +28,7 @@ from typing import Any
 from fl.aggregation.mean import WeightedMean
 from fl.compression.compressor import Compression, as_compression
 from fl.messages import Update
-from fl.properties import Properties, Where, check_where, matches
+from fl.properties import Properties, Where, check_where, matches, title
 from fl.tensors.roles import Role
 from fl.tensors.spec import Model
 from netq.errors import InvalidOption
@@ -78,8 +78,9 @@ class Strategy(abc.ABC):
         **unknown: Any,
     ) -> None:
         for name in unknown:
-            known = options_of(type(self))
-            raise TypeError(f"{type(self).__name__} has no option {name!r}; {did_you_mean(name, known)}")
+            raise TypeError(
+                f"{type(self).__name__} has no option {name!r}; {option_like(name, options_of(type(self)))}"
+            )
         self._fraction = within(f"{type(self).__name__}.fraction", fraction, 0, 1)
         self._oversample = within(f"{type(self).__name__}.oversample", oversample, 0, 1000, include_low=True)
         valid = isinstance(config, Mapping | None)
@@ -114,7 +115,8 @@ class Strategy(abc.ABC):
             return matches(self._where, properties)
         except Exception as error:  # of the user's function: a client may say of itself what it likes
             has = f"it says of itself {reprlib.repr(dict(properties))}, for which `where` raises {describe(error)}"
-            log.warning("%s: takes no part: %s; expected True or False for any properties, also for none", client, has)
+            text = "%s: takes no part: %s; expected True or False for any properties, also for none"
+            log.warning(text, title(client), has)
             return False
 
     def enough(self, clients: int) -> int:
@@ -195,6 +197,37 @@ def options_of(kind: type) -> list[str]:
             if parent is Strategy or not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 break
     return list(dict.fromkeys(names))
+
+
+def option_like(name: str, known: Sequence[str]) -> str:
+    """Return a hint for an unknown option: what Flower's option of this name is here, or the nearest of those known."""
+    if name in _FLOWER and (_FLOWER[name] in known or " " in _FLOWER[name]):
+        return f"what Flower calls {name} is {_FLOWER[name]} here"
+    return did_you_mean(name, known)
+
+
+_FLOWER = {  # its strategies' options, and what they are here
+    "eta": "learning_rate",
+    "server_learning_rate": "learning_rate",
+    "tau": "adaptivity",
+    "eta_l": "the learning rate of your clients, which their train function has, and `config` may send",
+    "proximal_mu": "mu",
+    "server_momentum": "momentum",
+    "fraction_fit": "fraction",
+    "fraction_train": "fraction",
+    "fraction_evaluate": 'the argument `evaluate` of the server, as in {"fraction": 0.2}',
+    **dict.fromkeys(
+        ("min_available_clients", "min_available_nodes", "min_fit_clients", "min_train_nodes"),
+        "the argument `min_clients` of the server",
+    ),
+    **dict.fromkeys(("min_evaluate_clients", "min_evaluate_nodes"), "the argument `min_clients` of the server"),
+    **dict.fromkeys(("on_fit_config_fn", "on_evaluate_config_fn"), "`config`, whose values may be fl.schedules"),
+    **dict.fromkeys(("initial_parameters", "initial_arrays"), "the first argument of the server"),
+    **dict.fromkeys(("evaluate_fn",), "fl.Measured, or `measure` of fl.simulate"),
+    "num_malicious_nodes": "byzantine",
+    "num_malicious_clients": "byzantine",
+    "num_nodes_to_select": "keep",
+}
 
 
 def as_discount(value: Discount | Mapping[str, Any] | str) -> Discount:

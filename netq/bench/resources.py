@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from netq.version import version
+from netq.version import VERSION
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _MACHINE = Path("/proc/meminfo")
@@ -67,7 +67,7 @@ def facts() -> Facts:
     """Return facts about this side's machine and software."""
     return {
         "python": platform.python_version(),
-        "netq": version(),
+        "netq": VERSION,
         "system": platform.system(),
         "machine": platform.machine(),
         "cores": str(os.cpu_count() or 1),

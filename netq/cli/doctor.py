@@ -26,7 +26,7 @@ from netq.protocol import codec
 from netq.security.processor import has_aes
 from netq.security.tls import client_side
 from netq.text import format_netloc, parse_netloc
-from netq.version import DISTRIBUTION, version
+from netq.version import DISTRIBUTION, VERSION
 
 _LIBRARIES = {  # by extra
     "mqtt": "paho.mqtt.client",
@@ -135,7 +135,7 @@ class _LastWarning(logging.Handler):
 
 
 def _facts() -> Iterator[tuple[str, str]]:
-    yield "version", f"netq {version()}, Python {platform.python_version()}, {platform.platform()}"
+    yield "version", f"netq {VERSION}, Python {platform.python_version()}, {platform.platform()}"
     compiled = codec.take.__module__ == "netq.protocol._codec"
     yield "codec", "compiled" if compiled else "Python: no C compiler at installation, or NETQ_PURE is set"
     yield "ssl", _tls("standard", "off")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from netq.errors import SecurityError
-from netq.identity import Protection, Security, is_post_quantum
+from netq.identity import Protection, Security, is_post_quantum, negotiated
 from netq.options import SecurityOptions
 from netq.security.files import load_certificates, parse_certificate
 from netq.security.renewal import Renewed
@@ -67,8 +67,7 @@ def protection(context: Mapping[str, Sequence[bytes]]) -> Protection:
     if pem := context.get("x509_pem_cert"):
         certificate = parse_certificate(pem[0])
     version, group = (_text(context, name) for name in ("ssl_tls_version", "ssl_negotiated_key_exchange_group"))
-    identity = None if certificate is None else certificate.identity
-    return Protection(Security(version, None, group or None, identity), certificate)
+    return negotiated(version, None, group or None, certificate)
 
 
 def headers(security: Security) -> tuple[tuple[str, str], ...]:
@@ -82,7 +81,7 @@ def read_headers(metadata: Any) -> Protection | None:
     if not isinstance(value, str) or not value:
         return None
     version, _, group = value.partition(" ")
-    return Protection(Security(version, None, group or None, None), None)
+    return negotiated(version, None, group or None, None)
 
 
 def refusal(found: Protection | None, peer: str, *, require: bool) -> SecurityError | None:

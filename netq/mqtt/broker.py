@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from netq.errors import InvalidSecurity, SecurityError
-from netq.identity import Protection
+from netq.identity import Protection, negotiated
 from netq.io.connect import Connector
 from netq.io.loop import Loop
 from netq.io.selector import READ, WRITE
@@ -111,7 +111,7 @@ class Broker:
     def protection(self) -> Protection | None:
         """The TLS of the connection to the broker. It proves no identity of a peer."""
         found = None if self._client is None else self._client.paho_socket.protection
-        return found and Protection(found.security._replace(identity=None), None)
+        return found and negotiated(*found.security[:3], None)
 
     # For the multiplexer and its transport.
 

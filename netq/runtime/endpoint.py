@@ -626,6 +626,8 @@ class Endpoint:
         is_new = self._log_dedup.is_new(link.address, reason, time.monotonic())
         level = logging.WARNING if is_new else logging.DEBUG
         log.log(level, "%s: %s; the connection was closed", link.address, reason)
+        if is_new and self.is_server:
+            self._run_event(self.options.events.refused, link.address, reason)
 
     def _retry(self, error: Exception) -> None:
         if None in self.peers:
@@ -677,10 +679,9 @@ class Endpoint:
             self._inbox.arrived.append((id, end, Receiver(0, CREDIT, self._memories[self.home], merge=True), 0))
         self._run_event(self.options.events.fin, id)
 
-    def _run_event(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
-        if event is None:
-            return
-        self.home.baton.defer(_run_event, event, peer)
+    def _run_event(self, event: Callable[..., object] | None, *args: object) -> None:
+        if event is not None:
+            self.home.baton.defer(_run_event, event, *args)
 
     def _crashed(self, error: BaseException) -> None:
         """End everything after a loop has ended by a bug or a signal handler, so that no thread waits for it."""
@@ -712,8 +713,8 @@ def _revoked(certificate: Certificate) -> str:
     return f"the certificate of {certificate.identity}, serial number {certificate.serial:x}, is revoked"
 
 
-def _run_event(event: Callable[[uuid.UUID], object], peer: uuid.UUID) -> None:
+def _run_event(event: Callable[..., object], peer: object, *args: object) -> None:
     try:
-        event(peer)
+        event(peer, *args)
     except BaseException:  # it is the user's code in our thread: not even sys.exit may end the loop
         log.exception("an event function failed for %s", peer)

@@ -131,7 +131,16 @@ def describe(certificate: x509.Certificate) -> Certificate:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     der, not_after = certificate.public_bytes(Encoding.DER), certificate.not_valid_after_utc.timestamp()
-    return certificate_of(der, certificate.serial_number, not_after, uris(certificate))
+    return certificate_of(der, certificate.serial_number, not_after, uris(certificate), common_name(certificate))
+
+
+def common_name(certificate: x509.Certificate) -> str | None:
+    """Return the common name of the subject; None if it has none, or one that cannot be parsed."""
+    oid = _x509().oid.NameOID.COMMON_NAME
+    try:
+        return next((str(each.value) for each in certificate.subject.get_attributes_for_oid(oid)), None)
+    except Exception:  # of many kinds
+        return None
 
 
 def uris(certificate: x509.Certificate) -> list[str]:

@@ -22,7 +22,7 @@ from service_identity.hazmat import DNS_ID, DNSPattern, IPAddress_ID, IPAddressP
 
 from netq.buffers import Buffer
 from netq.errors import InvalidSecurity, SecurityError
-from netq.identity import Protection, Security
+from netq.identity import Protection, negotiated
 from netq.security.engine import OVERHEAD, RECORD, Broken, Cut, Ended, WantInput
 from netq.security.files import describe, load_certificates, load_identity
 from netq.security.processor import has_aes
@@ -187,13 +187,10 @@ class OpenSslEngine:
         tls, certificate = self._ssl, None
         if (shown := tls.get_peer_certificate(as_cryptography=True)) is not None:
             certificate = describe(shown)
-        identity = None if certificate is None else certificate.identity
         group = tls.get_group_name()
         # OpenSSL writes "x25519" and "X25519MLKEM768". One spelling, of the IANA registry, for both backends.
-        security = Security(
-            tls.get_protocol_version_name(), tls.get_cipher_name() or "", _GROUPS.get(group or "", group), identity
-        )
-        return Protection(security, certificate)
+        name = _GROUPS.get(group or "", group)
+        return negotiated(tls.get_protocol_version_name(), tls.get_cipher_name() or "", name, certificate)
 
     def _translated(self, error: SSL.Error) -> Exception:
         if isinstance(error, SSL.WantReadError):

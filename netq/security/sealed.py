@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 from netq.buffers import NOTHING, Buffer
 from netq.errors import SecurityError
-from netq.identity import Protection, Security
+from netq.identity import Protection, negotiated
 from netq.options import ConnectionOptions
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event
@@ -139,8 +139,7 @@ class SealedConnection(Connection):
             return
         self._record_reader = RecordReader(keys.cipher, keys.receive)
         self._record_writer = RecordWriter(keys.cipher, keys.send)
-        security = Security(str(VERSION), _CIPHERS[keys.cipher], GROUP, keys.peer.identity)
-        self.protection = Protection(security, keys.peer)
+        self.protection = negotiated(str(VERSION), _CIPHERS[keys.cipher], GROUP, keys.peer)
         # A server may still refuse the client's proof. Its first record shows that it does not.
         self._units.limits = self._records | ({Unit.ALERT: REASON} if self._is_client else {})
 

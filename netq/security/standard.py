@@ -11,26 +11,42 @@ from typing import Any
 
 from netq.buffers import Buffer
 from netq.errors import InvalidSecurity, SecurityError
-from netq.identity import Protection, Security, certificate_of
+from netq.identity import Protection, certificate_of, negotiated
 from netq.security.engine import RECORD, Broken, Cut, Ended, WantInput
 from netq.security.files import ENCRYPTED, read, read_key
 
 
 def server(key: Path, certificate: Path, authority: Path | None) -> Callable[[], StandardEngine]:
     """Return a factory of engines for a server. Raises SecurityError."""
+    context = server_context(key, certificate, authority)
+    return lambda: StandardEngine(context, None)
+
+
+def server_context(key: Path, certificate: Path, authority: Path | None) -> ssl.SSLContext:
+    """Return the settings of a server. With an authority, clients need a certificate. Raises SecurityError."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0  # netq resumes sessions by itself, and a ticket is one more secret to keep
     _load_identity(context, key, certificate)
     if authority is not None:
         _load_trusted(context, "authority", authority)
         context.verify_mode = ssl.CERT_REQUIRED
-    return lambda: StandardEngine(context, None)
+    return context
 
 
 def client(
     host: str, trusted: Path | None, option: str, key: Path | None, certificate: Path | None
 ) -> Callable[[], StandardEngine]:
     """Return a factory of engines for a client. `option` is the one that names `trusted`. Raises SecurityError."""
+    context = client_context(trusted, option, key, certificate)
+    try:
+        StandardEngine(context, host)
+    except (ValueError, TypeError) as error:
+        raise InvalidSecurity(f"{host!r} is no name that a certificate could be checked for: {error}") from error
+    return lambda: StandardEngine(context, host)
+
+
+def client_context(trusted: Path | None, option: str, key: Path | None, certificate: Path | None) -> ssl.SSLContext:
+    """Return the settings of a client. `option` is the one that names `trusted`. Raises SecurityError."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host
     context.hostname_checks_common_name = False
     if trusted is None:
@@ -39,11 +55,7 @@ def client(
         _load_trusted(context, option, trusted)
     if key is not None and certificate is not None:
         _load_identity(context, key, certificate)
-    try:
-        StandardEngine(context, host)
-    except (ValueError, TypeError) as error:
-        raise InvalidSecurity(f"{host!r} is no name that a certificate could be checked for: {error}") from error
-    return lambda: StandardEngine(context, host)
+    return context
 
 
 def library() -> str:
@@ -112,11 +124,12 @@ class StandardEngine:
                 fields.update(self._ssl.getpeercert() or {})
                 not_after = ssl.cert_time_to_seconds(fields["notAfter"])
             uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
-            certificate = certificate_of(der, int(fields.get("serialNumber", "0"), 16), not_after, uris)
+            subject = dict(pair for names in fields.get("subject", ()) for pair in names)
+            serial = int(fields.get("serialNumber", "0"), 16)
+            certificate = certificate_of(der, serial, not_after, uris, subject.get("commonName"))
         # Python has no method that tells the group before 3.15.
         group = self._ssl.group() if hasattr(self._ssl, "group") else None
-        identity = None if certificate is None else certificate.identity
-        return Protection(Security(version, name, group, identity), certificate)
+        return negotiated(version, name, group, certificate)
 
 
 def _translated(error: ssl.SSLError) -> Exception:

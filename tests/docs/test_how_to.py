@@ -204,3 +204,19 @@ def test_unit_files_start_programs_that_exist(scripts: Open) -> None:
     assert programs == [["fl", "serve", "aggregator.toml"]]
     for command in programs:
         assert run.start("-m", *command).wait(LIMIT) == 2  # there is no such file here
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["taken", "adapter", "personal"])
+def test_models_are_taken_out_and_trained_in_part(scripts: Open, script: str) -> None:
+    pytest.importorskip("torch")
+    run = scripts("models")
+    assert run.start(f"{script}.py").communicate(timeout=LIMIT)[0] == run.page.output(f"python {script}.py")
+
+
+@pytest.mark.slow
+def test_own_callback_sees_clients_and_failures(scripts: Open, tmp_path: Path) -> None:
+    run = scripts("callbacks")
+    out = run.start("watch.py").communicate(timeout=LIMIT)[0].splitlines()
+    assert len([line for line in out if line.endswith(" is here")]) == 3
+    assert out[-1] == "OSError: no such disk"

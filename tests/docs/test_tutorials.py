@@ -71,3 +71,9 @@ def test_both_programs_of_from_pyzmq_print_the_same(scripts: Open, names: tuple[
     server, worker = map(run.start, names)
     assert worker.communicate(timeout=LIMIT)[0] == run.page.output("python netq_worker.py")
     assert server.wait(LIMIT) == 0
+
+
+def test_a_training_script_becomes_a_client(scripts: Open) -> None:
+    pytest.importorskip("torch")
+    run = scripts("training-script")
+    assert run.start("client.py").communicate(timeout=LIMIT)[0].startswith("<Result: 3 rounds, 4 tensors of ")

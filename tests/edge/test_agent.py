@@ -57,7 +57,8 @@ def config(aggregator: fl.Server, train: str = "train", **options: Any) -> edge.
 @pytest.mark.slow
 def test_device_takes_part_under_its_id() -> None:
     with server(evaluate=True) as aggregator:
-        device = config(aggregator, evaluate=f"{HERE}:evaluate", settings={"step": 2})
+        limits = edge.Limits(keep=False)
+        device = config(aggregator, evaluate=f"{HERE}:evaluate", settings={"step": 2}, training=limits)
         with running(edge.run, device):
             reports = list(aggregator.rounds(2))
             aggregator.close()
@@ -90,8 +91,11 @@ def test_pauses_between_sessions_are_those_with_signs_of_life(monkeypatch: pytes
     assert pauses == [patience.pause]
 
 
-def test_kept_child_does_all_rounds() -> None:
-    with server() as aggregator, running(edge.run, config(aggregator, training=edge.Limits(keep=True))):
+@pytest.mark.parametrize("keep", [True, None])
+def test_kept_child_does_all_rounds(keep: bool | None, caplog: pytest.LogCaptureFixture) -> None:
+    """By default it is kept: this machine has four times the memory that the child has."""
+    caplog.set_level("INFO", "edge")
+    with server() as aggregator, running(edge.run, config(aggregator, training=edge.Limits(keep=keep))):
         reports = list(aggregator.rounds(3))
         aggregator.close()
     assert [report.metrics["count"] for report in reports] == [1, 2, 3]
@@ -99,6 +103,20 @@ def test_kept_child_does_all_rounds() -> None:
     assert pid != os.getpid()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+    said = re.findall(r"the process that trains has \d+ MB, and took [\d.]+ s to start: it stays", caplog.text)
+    assert len(said) == (keep is None)
+
+
+def test_child_with_much_of_the_memory_ends_after_each_task(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "edge")
+    monkeypatch.setattr(Machine, "memory", lambda self: 40_000_000)
+    with server() as aggregator, running(edge.run, config(aggregator)):
+        reports = list(aggregator.rounds(2))
+        aggregator.close()
+    assert len({report.metrics["pid"] for report in reports}) == 2
+    assert caplog.text.count("it ends after each task, as it has more than a quarter of this machine's memory") == 1
 
 
 def test_model_that_does_not_fit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +209,10 @@ def test_functions_that_cannot_be_imported_for_once_are_a_failure(
     module.write_text(right)
     monkeypatch.syspath_prepend(tmp_path)
     with server() as aggregator:
-        device = edge.Config(aggregator.netloc, id=ID, connection=CONNECTION, train="replaced_now:train")
+        limits = edge.Limits(keep=False)
+        device = edge.Config(
+            aggregator.netloc, id=ID, connection=CONNECTION, train="replaced_now:train", training=limits
+        )
         with running(edge.run, device):
             assert aggregator.round().clients == (ID,)
             module.write_text("raise OSError('the disk is busy')\n")

@@ -32,6 +32,7 @@ import edge
 import fl
 import netq
 from fl.callbacks import jsonl
+from fl.properties import title
 from netq import NetworkLocation
 from netq.security import certificates
 from netq.testing.log import LogRecorder
@@ -169,7 +170,7 @@ def test_answer_to_an_old_round_ends_nothing(tmp_path: Path, gate: Gate, log: Lo
         gate.wait_begun()
         gate.open()
         report = until_counts(federation)
-        log.wait(f"{C}: its answer to round 1 (train) is not waited for (any more)")
+        log.wait(f"{title(C)}: its answer to round 1 (train) is not waited for (any more)")
         figure("answer to an old round", f"dropped with a line; counts in round {report.number}")
 
 
@@ -268,7 +269,7 @@ def test_site_without_its_accelerator_is_suspended_until_it_is_back(
         assert [report.suspended for report in reports] == [()] + [(C,)] * 4
         assert "0 failed, 1 suspended" in str(reports[-1])
         assert states.of[C][-1] is fl.ClientState.SUSPENDED
-        log.wait(f"{C}: suspended: no good answer to 2 of its last 16 trainings")
+        log.wait(f"{title(C)}: suspended: no good answer to 2 of its last 16 trainings")
         assert federation.server.statistics()[C].connected
         fault.unlink()
         report = until_counts(federation)
@@ -395,7 +396,7 @@ def test_site_starts_again_over_the_lock_of_a_killed_agent(
             report = running.result(LIMIT)
             figure("lock file left behind", f"in the same round, {time.monotonic() - killed:.1f} s after the kill")
             assert (set(report.clients), report.failures) == ({A, B, C}, {})
-            log.wait(f"{C}: was started again, and gets its task again")
+            log.wait(f"{title(C)}: was started again, and gets its task again")
             federation.server.close(SOON)
 
 
@@ -500,7 +501,7 @@ def test_site_that_was_away_for_long_is_back_in_the_next_round(
             f"lost after {report.seconds:.2f} s; counts in round {again.number}, {seconds:.2f} s after its end",
         )
         if not options:
-            log.wait(f"{C}: its answer to round 1 (train) is not waited for (any more)")
+            log.wait(f"{title(C)}: its answer to round 1 (train) is not waited for (any more)")
 
 
 @contextlib.contextmanager

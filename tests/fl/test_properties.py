@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
+import threading
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +17,13 @@ import pytest
 import fl
 import netq
 from fl.envelope import Introduction
+from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Task, Update
-from fl.properties import Properties, checked, matches
+from fl.properties import Properties, checked, checked_name, matches, short_title, title
 from fl.server import members
+from netq.security import certificates
 from netq.utils.stream import Stream
-from tests.fl.federation import SOON, A, B, C, Federation, at, filled, reply
+from tests.fl.federation import SOON, A, B, C, Federation, at, filled, gives, reply
 
 EU: Properties
 US: Properties
@@ -184,8 +189,11 @@ def test_a_client_for_which_where_raises_costs_the_others_nothing(caplog: pytest
         for id, properties in ((A, {"memory_mb": "much"}), (B, EU), (C, {"region": "eu"})):
             joins(federation, id, 1, properties)
         assert federation.round(3).clients == (B,)
-    assert f"{A}: takes no part: it says of itself {{'memory_mb': 'much'}}" in caplog.text
-    assert f"{C}: takes no part: it says of itself {{'region': 'eu'}}, for which `where` raises KeyError" in caplog.text
+    assert f"{title(A)}: takes no part: it says of itself {{'memory_mb': 'much'}}" in caplog.text
+    assert (
+        f"{title(C)}: takes no part: it says of itself {{'region': 'eu'}}, for which `where` raises KeyError"
+        in caplog.text
+    )
 
 
 def test_a_client_introduces_itself_once_a_session() -> None:
@@ -201,3 +209,83 @@ def test_a_client_introduces_itself_once_a_session() -> None:
 def test_properties_travel() -> None:
     message = Introduction({"a": 1, "b": 0.5, "c": "text", "d": True})
     assert MESSAGES.load(Stream([bytearray(bytes(MESSAGES.dump(message)))])) == message
+
+
+# Names.
+
+
+@pytest.mark.parametrize("name", ["", "board-3", "Krankenhaus Süd", "x" * 64])
+def test_name_of_a_client_is_right(name: str) -> None:
+    assert checked_name(name, "Client.name") == name
+
+
+@pytest.mark.parametrize("name", [None, 3, "x" * 65, "a\nb", "\x1b[2J", " a", "a "])
+def test_wrong_name_is_named(name: object) -> None:
+    with pytest.raises(netq.InvalidOption, match=r"Client\.name: .*64 printable characters"):
+        checked_name(name, "Client.name")
+    with pytest.raises(InvalidUpdate, match="name"):
+        Introduction({}, name=name)  # type: ignore[arg-type]
+
+
+def test_title_of_a_client() -> None:
+    long = uuid.UUID("66923fab-b835-4f3d-8000-0123456789ab")
+    assert title(long) == str(long)
+    assert title(long, "board-3") == f"board-3 ({long})"
+    assert title(uuid.UUID(int=7)) == short_title(uuid.UUID(int=7)) == "client 7"
+    assert (short_title(long), short_title(long, "board-3")) == ("66923fab", "board-3")
+
+
+def test_name_is_in_log_report_and_status(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "netq.fl")
+    with Federation() as federation:
+        for id, name in ((A, "board-3"), (B, "")):
+            federation.start(fl.Client(gives(1.0), name=name).run, at(federation.server.netloc, id))
+        report = federation.round(2)
+        status = {each.id: each for each in federation.server.members()}
+    assert report.names == {A: "board-3"}
+    assert "board-3 (client 1): joins from 127.0.0.1:" in caplog.text
+    assert "client 2: joins from 127.0.0.1:" in caplog.text
+    assert (status[A].short, status[B].short) == ("board-3", "client 2")
+    assert (status[A].stage, status[A].updates, status[A].failures) == (fl.Stage.DONE, 1, 0)
+    assert abs(status[A].ahead or 0.0) < SOON
+
+
+def test_certificate_names_a_client(tmp_path: Path) -> None:
+    """Whatever it calls itself."""
+    folder = tmp_path / "certificates"
+    files = certificates.init(folder)
+    own = certificates.issue(folder, "board-7")
+    security = netq.SecurityOptions(files.key, files.certificate, files.authority)
+    with Federation(security=security, min_clients=1) as federation:
+        options = at(federation.server.netloc)
+        mine = replace(options, security=netq.SecurityOptions(own.key, own.certificate, files.authority))
+        federation.start(fl.Client(gives(1.0), name="board-1").run, mine)
+        report = federation.round(1)
+        (status,) = federation.server.members()
+    assert list(report.names.values()) == ["board-7"]
+    assert status.name == "board-7"
+    assert status.certificate_end is not None
+    assert status.certificate_end > time.time() + 86400
+
+
+def test_clock_and_version_of_a_client_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "netq.fl")
+
+    def old(options: netq.CommunicatorOptions) -> None:
+        with netq.new(purpose=netq.Purpose.CLIENT, options=replace(options, serialization=MESSAGES)) as queue:
+            queue.put(Introduction({}, name="old", version="0.0.9", time=time.time() - 7200))
+            queue.put(reply(queue.get(timeout=SOON).data, Update(filled(1), 1))).result(SOON)
+            seen.wait(SOON)
+
+    seen = threading.Event()
+    with Federation(min_clients=1) as federation:
+        run = federation.start(old, at(federation.server.netloc, A))
+        federation.round(1)
+        (status,) = federation.server.members()
+        seen.set()
+        run.result(SOON)
+    assert status.version == "0.0.9"
+    assert round((status.ahead or 0) / 60) == -120
+    assert "old (client 1): joins from 127.0.0.1:" in caplog.text
+    assert "version 0.0.9" in caplog.text
+    assert "its clock is 7200 s behind this one's" in caplog.text

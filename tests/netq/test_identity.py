@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from netq.identity import certificate_of, identity_in, is_post_quantum
+from netq.identity import certificate_of, identity_in, is_post_quantum, negotiated
 
 ID = uuid.uuid4()
 
@@ -33,6 +33,15 @@ def test_a_certificate_is_known_by_its_bytes() -> None:
     first, second = (certificate_of(der, 1, 0.0, [ID.urn]) for der in (b"one", b"two"))
     assert first != second
     assert first == certificate_of(b"one", 1, 0.0, [ID.urn])
+
+
+def test_name_of_a_certificate_is_printable_and_short() -> None:
+    certificate = certificate_of(b"one", 1, 5.0, [ID.urn], "board\x1b[2J" + "x" * 100)
+    assert certificate.name is not None
+    assert certificate.name.startswith("board\\x1b[2J")
+    assert len(certificate.name) == 64
+    assert negotiated("TLSv1.3", None, None, certificate).security[3:] == (ID, certificate.name, 5.0)
+    assert negotiated("TLSv1.3", None, None, None).security[3:] == (None, None, None)
 
 
 @pytest.mark.parametrize("group", ["X25519MLKEM768", "SecP256r1MLKEM768", "SecP384r1MLKEM1024"])

@@ -70,6 +70,7 @@ def test_record_has_the_whole_report() -> None:
         "evaluation_failures": {str(A): {"why": "LOST", "reason": "it has gone"}},
         "attempt": 1,
         "suspended": [],
+        "names": {},
         "staleness": {str(A): 2},
         "metrics": {"loss": 0.5},
         "evaluation": {"accuracy": 0.75},

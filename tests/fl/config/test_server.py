@@ -31,12 +31,27 @@ EXAMPLE = PAGE.blocks("toml")[0]
 OF_MQTT = re.sub(r"^# ", "", EXAMPLE, flags=re.MULTILINE).replace('protocol = "tcp"', 'protocol = "mqtt"')
 
 
+WATCH = "import fl\nclass Watch(fl.Callback): pass\n"
+
+
 class Own(fl.FedAvg):
     """A strategy of somebody's own."""
 
     def __init__(self, bound: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
         self.bound = bound
+
+
+class Counts(fl.Callback):
+    """A callback of somebody's own."""
+
+
+COUNTS = Counts()
+
+
+class FailsToBegin(fl.Callback):
+    def __init__(self) -> None:
+        raise OSError("no such project")
 
 
 def a_list() -> list[int]:
@@ -89,9 +104,12 @@ def test_example_of_the_page_loads(
     for name in ("server-key.pem", "server.pem", "authority.pem", "revoked.txt"):
         (tmp_path / name).write_text("PEM")
     (tmp_path / "broker-password").write_text("secret\n")
+    (tmp_path / "page-password").write_text("open\n")
     for name in ("farm", "runs"):
         (tmp_path / name).mkdir()
-    (tmp_path / "farm" / "model.py").write_text("from tests.fl.federation import zeros as initial\nmeasure = dict\n")
+    (tmp_path / "farm" / "model.py").write_text(
+        "from tests.fl.federation import zeros as initial\nmeasure = dict\n" + WATCH
+    )
     monkeypatch.syspath_prepend(tmp_path)
     config = load(tmp_path, text)
     assert config.protocol is protocol
@@ -133,7 +151,17 @@ def test_example_of_the_page_loads(
         )
     assert config.options.mqtt == mqtt
     assert config.options.connection == ConnectionOptions(heartbeat=30.0)
+    (make,) = config.callbacks.own
+    assert type(make()).__name__ == "Watch"
+    page: dict[str, Any] = {"host": "127.0.0.1", "port": 8080}
+    if mqtt != MqttOptions():
+        page["security"] = SecurityOptions(
+            tmp_path / "server-key.pem", tmp_path / "server.pem", tmp_path / "authority.pem"
+        )
+        page["password"] = "open"
     options = CallbackOptions(
+        own=config.callbacks.own,
+        page=page,
         progress=True,
         json=tmp_path / "rounds.jsonl",
         client_metrics=True,
@@ -147,7 +175,7 @@ def test_example_of_the_page_loads(
 def test_example_of_the_page_has_every_key() -> None:
     example = tomllib.loads(OF_MQTT)
     assert set(example) == set(KEYS)
-    for table in ("server", "model", "security", "seal", "callbacks"):
+    for table in ("server", "model", "security", "seal", "callbacks", "page"):
         assert set(example[table]) == set(KEYS[table] or ())
 
 
@@ -439,6 +467,43 @@ def test_errors_of_the_server_name_the_key(tmp_path: Path, text: str, said: str)
     with pytest.raises(InvalidOption) as caught:
         config.server()
     assert str(caught.value).startswith(f"{tmp_path / 'aggregator.toml'}: {said}")
+
+
+HERE = __name__
+
+
+@pytest.mark.parametrize("name", ["Counts", "COUNTS"])
+def test_own_callback_is_a_class_or_an_object(tmp_path: Path, name: str) -> None:
+    (make,) = load(tmp_path, f'{LEAST}[callbacks]\nown = ["{HERE}:{name}"]\n').callbacks.own
+    assert isinstance(make(), Counts)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("FailsToBegin", "raised OSError: no such project"),
+        ("a_list", "gives list; expected a class that inherits from fl.Callback"),
+    ],
+)
+def test_own_callback_that_cannot_be_made_is_named(tmp_path: Path, name: str, said: str) -> None:
+    (make,) = load(tmp_path, f'{LEAST}[callbacks]\nown = ["{HERE}:{name}"]\n').callbacks.own
+    with pytest.raises(InvalidOption, match=f"callbacks.own: '{HERE}:{name}' {said}"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("own = 3", "callbacks.own: 3; expected a list"),
+        ("own = ['nowhere:x']", "callbacks.own: 'nowhere:x'"),
+        ("page = '0.0.0.0:80'", "others can reach it"),
+        ("page = 70000", "callbacks.page: 70000; expected a port, as in 8080"),
+        ("page = 80\n[page]\npassword_file = 'none'", "page.password_file: 'none'"),
+        ("page = 80\n[page]\nport = 3", "page.port: no such key"),
+    ],
+)
+def test_wrong_callbacks_are_named(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refusal(tmp_path, f"{LEAST}[callbacks]\n{text}\n")
 
 
 @pytest.mark.parametrize("name", ["w.ckpt", "w.ckpt.previous"])

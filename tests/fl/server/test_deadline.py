@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fl
+from fl.properties import title
 from tests.fl.federation import SHORT, SOON, A, Federation, filled
 
 
@@ -93,5 +94,5 @@ def test_the_log_recommends_a_deadline(caplog: pytest.LogCaptureFixture) -> None
         federation.set_deadline(3 * SOON)
         assert federation.round(1).clients == (A,)
     (line,) = [each.getMessage() for each in caplog.records if "its answer took" in each.getMessage()]
-    assert line.startswith(f"{A}: its answer took ")
+    assert line.startswith(f"{title(A)}: its answer took ")
     assert "; rounds would wait for it with one of " in line

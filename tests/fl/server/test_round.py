@@ -19,6 +19,7 @@ import fl
 import netq
 from fl.envelope import Introduction, Job, Offer, Permit
 from fl.messages import MESSAGES, Reply, Report, Task, Update
+from fl.properties import title
 from netq.testing.proxy import Proxy
 from tests.fl.federation import IDS, QUICK, SHORT, SOON, A, B, C, D, Federation, adds, at, filled, gives, reasons, reply
 
@@ -87,7 +88,9 @@ def test_a_round_of_too_few_others_does_not_count_and_says_why(caplog: pytest.Lo
         federation.join(A, gives(2))
         federation.join(B, skips)
         federation.server.wait(2, SOON)
-        with pytest.raises(fl.FederationStalled, match=f"1 clients failed and 1 skipped: {A}: .*; {B}: no data yet"):
+        with pytest.raises(
+            fl.FederationStalled, match=r"1 clients failed and 1 skipped: client 1: .*; client 2: no data yet"
+        ):
             list(federation.server.rounds(1))
     assert "round 1 does not count: 1 updates of 2, 1 skipped" in caplog.messages
 
@@ -394,9 +397,9 @@ def test_a_client_that_does_not_evaluate_is_suspended_for_evaluation(caplog: pyt
         federation.set_deadline(3 * SOON)  # a round that waits for B fails
         report = federation.round(2)
         assert (set(report.clients), report.evaluation) == ({A, B}, {"accuracy": 1.0})
-    lost, suspended = [each.getMessage() for each in caplog.records if each.getMessage().startswith(str(B))]
-    assert lost.startswith(f"{B}: left out of the evaluation: no answer within ")
-    assert suspended.startswith(f"{B}: suspended: no good answer to 1 of its last 8 evaluations; ")
+    lost, suspended = [each.getMessage() for each in caplog.records if each.getMessage().startswith(title(B))]
+    assert lost.startswith(f"{title(B)}: left out of the evaluation: no answer within ")
+    assert suspended.startswith(f"{title(B)}: suspended: no good answer to 1 of its last 8 evaluations; ")
 
 
 # Permission to send

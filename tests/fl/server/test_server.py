@@ -34,6 +34,7 @@ import fl
 import netq
 from fl.envelope import Introduction, Job
 from fl.messages import MESSAGES, Reply, Report, Task, Update
+from fl.properties import title
 from fl.server.member import Member
 from fl.server.standing import Candidates, Standing
 from netq.testing.proxy import Proxy
@@ -1026,7 +1027,7 @@ def test_a_client_with_most_of_the_examples_is_logged_once(caplog: pytest.LogCap
         for _ in range(3):
             assert federation.round(3).shares == {C: 0.8}
     lines = [line for line in caplog.messages if "of the examples" in line]
-    assert lines == [f"{C}: claims 80 % of the examples of the round; the strategy's max_examples bounds that"]
+    assert lines == [f"{title(C)}: claims 80 % of the examples of the round; the strategy's max_examples bounds that"]
 
 
 def test_the_report_has_the_metrics_of_each_client() -> None:
@@ -1066,7 +1067,7 @@ def test_a_straggler_is_left_out_and_its_late_update_ignored(log_lines: LogLines
         federation.set_deadline(3 * SOON)
         free.set()
         report = federation.round(3)
-        log_lines.wait_for(rf"{C}: its answer to round 1 \(train\) is not waited for")
+        log_lines.wait_for(rf"{title(C)}: its answer to round 1 \(train\) is not waited for")
         assert (set(report.clients), report.failures) == ({A, B, C}, {})
         assert federation.w == [4] * 3
 

@@ -170,7 +170,7 @@ def test_log_has_one_line_for_each_suspension(standing: Standing, caplog: pytest
     suspend(standing, A)
     standing.missed(A)
     assert caplog.messages == [
-        f"{A.id}: suspended: no good answer to 3 of its last 24 trainings; rounds wait for it again after 8 good ones"
+        f"{A}: suspended: no good answer to 3 of its last 24 trainings; rounds wait for it again after 8 good ones"
     ]
 
 

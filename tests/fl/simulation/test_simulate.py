@@ -9,6 +9,7 @@ import functools
 import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -420,5 +421,27 @@ def test_code_of_the_page_runs() -> None:
 
 def test_diverged_clients_end_the_simulation_at_once() -> None:
     """A federation pauses between the attempts of a round; here, nothing would change meanwhile."""
-    with pytest.raises(fl.FederationStalled, match=r"^round 1 did not count 6 times in a row"):
+    with pytest.raises(fl.SimulationError, match=r"^round 1: no client has a valid update; client [01]: 'w' holds NaN"):
         fl.simulate(zeros(), [gives(math.nan)] * 2, rounds=5, processes=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"rounds": "10"}, netq.InvalidOption, r"simulate\.rounds: '10'; expected a whole number"),
+        ({"num_rounds": 3}, TypeError, "simulate has no argument 'num_rounds'; did you mean rounds"),
+        ({"num_clients": 3}, TypeError, "simulate has no argument 'num_clients'; did you mean clients"),
+        ({"min_client": 3}, TypeError, "simulate has no argument 'min_client'; did you mean min_clients"),
+        ({"options": None}, TypeError, "simulate has no argument 'options'"),
+        ({"callbacks": fl.Progress}, netq.InvalidOption, r"Server\.callbacks: .*; expected a list of them"),
+        ({"config": {"net": lambda: 3}}, netq.InvalidOption, r"Server\.config: 'net': with 1 it raises TypeError"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        fl.simulate(zeros(), [gives(1.0)] * 2, **arguments)
+
+
+def test_result_is_short_in_a_notebook() -> None:
+    result = fl.simulate(zeros(), [gives(1.0)] * 2, rounds=2, seed=3)
+    assert re.fullmatch(r"<Result: 2 rounds, 1 tensors of 1.2e-05 MB, seed 3; round 2: 2 clients, .*>", repr(result))

@@ -121,14 +121,35 @@ def test_wrong_staleness_is_refused_at_construction(staleness: Any, said: str) -
 
 
 def test_unknown_option_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        TypeError, match=r"^FedProx has no option 'proximal_mu'; expected one of mu, optimizer, fraction"
-    ):
-        FedProx(proximal_mu=0.1)
+    with pytest.raises(TypeError, match=r"^FedProx has no option 'penalty'; expected one of mu, optimizer, fraction"):
+        FedProx(penalty=0.1)
     with pytest.raises(TypeError, match=r"^Krum has no option 'keep'; expected one of byzantine, folder, fraction"):
         Krum(keep=2)
     with pytest.raises(TypeError, match=r"^FedAdam has no option 'learning_rat'; did you mean learning_rate\?"):
         FedAdam(learning_rat=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "said"),
+    [
+        (FedProx, "proximal_mu", "is mu here"),
+        (FedAdam, "eta", "is learning_rate here"),
+        (FedAdam, "tau", "is adaptivity here"),
+        (FedAdam, "eta_l", "is the learning rate of your clients"),
+        (FedAvg, "fraction_fit", "is fraction here"),
+        (FedAvg, "fraction_train", "is fraction here"),
+        (FedAvg, "min_available_nodes", "is the argument `min_clients` of the server"),
+        (Krum, "num_malicious_nodes", "is byzantine here"),
+    ],
+)
+def test_options_of_flower_are_translated(kind: Any, option: str, said: str) -> None:
+    with pytest.raises(TypeError, match=f"has no option '{option}'; what Flower calls {option} {said}"):
+        kind(**{option: 1})
+
+
+def test_name_that_flower_has_and_this_strategy_has_not_is_no_translation() -> None:
+    with pytest.raises(TypeError, match=r"^FedAvg has no option 'tau'; expected one of "):
+        FedAvg(tau=1)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import queue
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,10 +20,10 @@ from netq import (
     Closed,
     CommunicatorOptions,
     ConnectionOptions,
+    EventOptions,
     NetworkLocation,
     Protocol,
     Purpose,
-    Security,
     SecurityError,
     SecurityOptions,
     new,
@@ -37,6 +38,7 @@ from tests.netq.authority import CLIENT, HOSTS, SERVER, Authority, check_resumed
 from tests.netq.makers import plain
 
 IDS = [uuid.uuid4() for _ in range(2)]
+DAY = 86400.0
 
 
 tcp = pytest.mark.parametrize("protocol", ["tcp"], indirect=True)  # where the errors are those of netq/security/tls.py
@@ -89,8 +91,47 @@ def test_both_ends_report_the_same_connection(
     is_grpc = protocol is Protocol.GRPC
     cipher = None if is_grpc else "TLS_AES_256_GCM_SHA384"
     group = "X25519MLKEM768" if is_grpc or post_quantum != "off" else None
-    assert at_server.security == Security("TLSv1.3", cipher, group, IDS[0])
-    assert at_client.security == Security("TLSv1.3", cipher, group, None)  # this server's certificate has no urn:uuid
+    seen, server_seen = at_server.security, at_client.security
+    assert seen is not None
+    assert server_seen is not None
+    assert seen[:5] == ("TLSv1.3", cipher, group, IDS[0], "a peer")
+    assert 4 * DAY < (seen.not_after or 0.0) - time.time() < 5 * DAY
+    # This server's certificate has no urn:uuid; grpc shows a client none.
+    assert server_seen[:5] == ("TLSv1.3", cipher, group, None, None if is_grpc else "a peer")
+
+
+def test_refusal_is_told_to_the_servers_user(
+    communicators: Communicators, protocol: Protocol, authority: Authority
+) -> None:
+    told: queue.Queue[tuple[str, str]] = queue.Queue()
+    events = EventOptions(refused=lambda address, reason: told.put((address, reason)))
+    server = communicators.server(security=authority.server(), events=events)
+    with impostor(protocol, server, id=IDS[1], security=authority.client(IDS[0])) as client:
+        client.put("never")
+        address, reason = told.get(timeout=LIMIT)
+    assert "127.0.0.1" in address
+    assert reason == f"it claims the id {IDS[1]}, but its certificate is that of {IDS[0]}"
+
+
+def test_a_name_that_is_no_text_in_one_line_is_escaped(communicators: Communicators, authority: Authority) -> None:
+    own = authority._options(authority.issue([CLIENT], urns=(IDS[0].urn,), common_name="board\n\x1b[2J"))
+    server = communicators.server(security=authority.server())
+    introduce(server, communicators.client(server.netloc, security=own))
+    security = server.statistics(IDS[0])[IDS[0]].security
+    assert security is not None
+    assert security.name == "board\\n\\x1b[2J"
+
+
+def test_statistics_of_some_peers(communicators: Communicators) -> None:
+    server, first = communicators.pair()
+    second = communicators.client(server.netloc)
+    introduce(server, first)
+    introduce(server, second)
+    assert set(server.statistics()) == {first.id, second.id}
+    assert list(server.statistics(second.id, uuid.uuid4(), second.id)) == [second.id]
+    assert list(first.statistics(server.id)) == [server.id]
+    with pytest.raises(TypeError, match="statistics: the peer 'x' is a str"):
+        server.statistics("x")  # type: ignore[arg-type]
 
 
 def test_statistics_keep_the_last_links_security(communicators: Communicators, authority: Authority) -> None:
