@@ -21,7 +21,7 @@ import fl
 import netq
 from edge import __main__ as command
 from edge.config import Config
-from fl.envelope import Describe, Job
+from fl.envelope import Describe, Introduction, Job
 from fl.messages import MESSAGES, Description, Reply, Task
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT
@@ -236,8 +236,9 @@ def asked(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(signal, "signal", lambda *args: None)  # works in the main thread only
             checking.start()
-            peer, question = server.get(timeout=LIMIT)
-            assert question == Describe("edge check")
+            peer, introduction = server.get(timeout=LIMIT)
+            assert isinstance(introduction, Introduction)
+            assert server.get(timeout=LIMIT).data == Describe("edge check")
             yield server, peer
             checking.join(LIMIT)
 

@@ -410,7 +410,7 @@ def test_absent_driver_is_waited_for(server: Server, device: Device) -> None:
 @pytest.mark.slow
 def test_descriptors_that_cannot_be_had_are_waited_for(server: Server, device: Device) -> None:
     device.before = ["prlimit", "--nofile=6:100"]
-    with device.started(server) as process:
+    with device.started(server, more="[training]\nkeep = false\n") as process:  # a process that stays has its limits
         device.wait_for("not taking part: [Errno 24] Too many open files")
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (100, 100))
         server.update()
