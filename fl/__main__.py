@@ -309,7 +309,9 @@ def _serve(config: Config) -> None:
         log.warning(text, config.path, 'save = "model.npz"')
     with ExitStack() as stack:
         server = stack.enter_context(config.server(_measured(config, stack)))
-        log.info("listening at %s:%d; %d of %d rounds are done", *server.netloc, server.number, config.rounds)
+        path = config.checkpoint
+        of = f" ({path}; move it away to begin anew)" if server.number and path is not None else ""
+        log.info("listening at %s:%d; %d of %d rounds are done%s", *server.netloc, server.number, config.rounds, of)
         was_over = server.is_over and bool(config.stop_early)  # without `stop_early` the rounds go on
         left = 0 if was_over else config.rounds - server.number
         for _ in server.rounds(left):

@@ -550,7 +550,7 @@ def test_round_says_which_sites_of_the_last_one_it_lacks(proxies: Proxies, log: 
         poll(lambda: not federation.server.statistics()[C].connected)
         reports = [federation.server.round() for _ in range(2)]
         assert [set(report.clients) for report in reports] == [{A, B}] * 2
-        line = f"round 2 begins without 1 of the 3 clients of the last one: {C}"
+        line = f"round 2 begins without 1 of the 3 clients of the last one: {title(C)}"
         assert len(log.having("begins without")) == 1
         assert log.having(line)
         bring_up(path)
