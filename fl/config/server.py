@@ -303,6 +303,8 @@ def _callbacks(file: File) -> CallbackOptions:
         "own": partial(_own, file),
         "mlflow": partial(_mlflow, file),
     }
+    if "page" in file.tables and "page" not in file.table("callbacks"):
+        raise file.wrong("[page]: needs callbacks.page, the port of the page; set it, or leave the table out")
     return CallbackOptions(**{key: readers[key]("callbacks", key) for key in file.table("callbacks")})
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _EXAMPLE = """\
 example: netq certs init --host aggregator.local --host 10.0.0.1
          netq certs issue board-7       its files: authority.pem, board-7.pem, board-7-key.pem
+         netq certs request board-8     on the board: its key stays there; then, here,
+         netq certs sign board-8 board-8.csr
          netq certs revoke board-7      the server gets revoked.txt, and refuses it
          netq certs show
 """
@@ -83,6 +85,30 @@ def _issue(options: argparse.Namespace) -> int:
             print(f"the old certificate stays valid until {entry.until:%Y-%m-%d}")
             if entry.kind == "client":
                 print(f"to refuse it: netq certs revoke {name} --serial {entry.serial:x} --folder {folder}")
+    return 0
+
+
+def _request(options: argparse.Namespace) -> int:
+    from netq.security import certificates
+
+    key, request = certificates.request(options.folder, options.name, options.algorithm)
+    _print_table((key, "the key: it stays here"), (request, "the request: send it to who has the authority"))
+    print(f"there: netq certs sign {options.name} {request.name}")
+    return 0
+
+
+def _sign(options: argparse.Namespace) -> int:
+    from netq.security import certificates
+
+    folder, name = options.folder, options.name
+    path = certificates.sign(folder, name, options.request, options.host or (), options.days, options.renew)
+    (new,) = [entry for entry in certificates.show(folder) if entry.name == name]
+    side = "server" if new.hosts else "client"
+    _print_table(
+        (folder / "authority.pem", f"the authority that the {side} trusts"),
+        (path, f"the {side}'s certificate" + _for(new.hosts) + f", {options.days} days; id {new.id}"),
+    )
+    print(f"send both back to the {side}, which has the key; neither is secret")
     return 0
 
 
@@ -173,6 +199,28 @@ def _parser() -> argparse.ArgumentParser:
         "--renew", action="store_true", help="replace an existing one; the id stays, and so do the hosts"
     )
     issue.set_defaults(run=_issue)
+
+    request = commands.add_parser(
+        "request",
+        parents=[folder],
+        help="make a key here, and a request for a certificate of it",
+        description="Make a key on the machine that uses it, and a request for who has the authority.",
+    )
+    request.add_argument("name", metavar="NAME", help="the name of the files: letters, digits, - and _")
+    request.add_argument("--algorithm", choices=["p256", "ml-dsa-65"], default="p256", help="as of the authority")
+    request.set_defaults(run=_request)
+
+    sign = commands.add_parser(
+        "sign",
+        parents=[folder, made],
+        help="make the certificate that a request asks for",
+        description="Make the certificate of a request: only its key is taken from there, name and hosts are yours.",
+    )
+    sign.add_argument("name", metavar="NAME", help="the name of the files, and of the client or server")
+    sign.add_argument("request", metavar="NAME.csr", type=Path, help="what `netq certs request` has made")
+    sign.add_argument("--host", action="append", help=f"{host}. Without it the certificate is a client's")
+    sign.add_argument("--renew", action="store_true", help="replace an existing one; the id stays, and so do the hosts")
+    sign.set_defaults(run=_sign)
 
     revoke = commands.add_parser(
         "revoke",

@@ -34,6 +34,7 @@ except ImportError as error:
     ) from error
 
 PrivateKey: TypeAlias = ec.EllipticCurvePrivateKey | mldsa.MLDSA65PrivateKey
+PublicKey: TypeAlias = ec.EllipticCurvePublicKey | mldsa.MLDSA65PublicKey
 
 BACKDATED = datetime.timedelta(days=1)  # the clock of a board is often slow
 MAX_DAYS = 3650  # validity of an authority, which no certificate outlives
@@ -69,12 +70,26 @@ class Signed(NamedTuple):
 
     def certificate_pem(self) -> bytes:
         """Return the certificate in PEM."""
-        return self.certificate.public_bytes(serialization.Encoding.PEM)
+        return pem_of(self.certificate)
 
     def key_pem(self) -> bytes:
         """Return the key in PEM, not encrypted."""
-        plain = serialization.NoEncryption()
-        return self.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+        return _key_pem(self.key)
+
+
+class Requested(NamedTuple):
+    """A request for a certificate, and the private key that it is for."""
+
+    request: x509.CertificateSigningRequest
+    key: PrivateKey
+
+    def request_pem(self) -> bytes:
+        """Return the request in PEM."""
+        return self.request.public_bytes(serialization.Encoding.PEM)
+
+    def key_pem(self) -> bytes:
+        """Return the key in PEM, not encrypted."""
+        return _key_pem(self.key)
 
 
 def new_authority(algorithm: Algorithm) -> Signed:
@@ -82,27 +97,64 @@ def new_authority(algorithm: Algorithm) -> Signed:
     key = _generate(algorithm)
     name = _common_name(f"netq authority {os.urandom(8).hex()}")
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=MAX_DAYS)
-    builder = _builder(name, name, key, key, until)
+    builder = _builder(name, name, key.public_key(), key, until)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_key_usage(authority=True), critical=True)
     return Signed(_sign(builder, key), key)
 
 
 def sign(authority: Signed, name: str, id: uuid.UUID, hosts: Sequence[str], days: int) -> Signed:
-    """Return a new key and a certificate for it: a server's at these hosts, or a client's if there are none.
+    """Return a new key and a certificate for it, as `certify` makes it."""
+    key = _generate(_algorithm_for(authority))
+    return Signed(certify(authority, key.public_key(), name, id, hosts, days), key)
 
-    Raises SecurityError for an invalid host, and for days that the authority does not last.
+
+def certify(
+    authority: Signed, key: PublicKey, name: str, id: uuid.UUID, hosts: Sequence[str], days: int
+) -> x509.Certificate:
+    """Return a certificate for a key: a server's at these hosts, or a client's if there are none.
+
+    Raises SecurityError for an invalid host, for days that the authority does not last, and for a key of another
+    algorithm than the authority's.
     """
+    if (its := _algorithm_of(key)) is not _algorithm_for(authority):
+        expected = f"expected one of {_algorithm_for(authority)}, as the authority wants"
+        raise SecurityError(f"its key is of {its or 'another algorithm'}; {expected}")
     names = [*map(_host_name, hosts), x509.UniformResourceIdentifier(id.urn)]
     until = _end(authority.certificate, days)
-    key = _generate(Algorithm.P256 if isinstance(authority.key, ec.EllipticCurvePrivateKey) else Algorithm.ML_DSA_65)
     usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     builder = _builder(_common_name(name), authority.certificate.subject, key, authority.key, until)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_key_usage(authority=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return Signed(_sign(builder, authority.key), key)
+    return _sign(builder, authority.key)
+
+
+def new_request(name: str, algorithm: Algorithm) -> Requested:
+    """Return a new key, and a request to certify it (PKCS #10, RFC 2986)."""
+    key = _generate(algorithm)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_common_name(name))
+    return Requested(builder.sign(key, _hash(key)), key)
+
+
+def parse_request(pem: bytes) -> PublicKey:
+    """Return the key that a request is for. Raises SecurityError unless who has made it has the private key."""
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        key, is_valid = request.public_key(), request.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm):
+        raise SecurityError("no certificate request in PEM; `netq certs request` makes one") from None
+    if not is_valid:
+        raise SecurityError("its signature is not of its own key; let the other side make it again")
+    if not isinstance(key, PublicKey):
+        raise SecurityError(f"a key of {type(key).__name__}; expected one that `netq certs request` has made")
+    return key
+
+
+def pem_of(certificate: x509.Certificate) -> bytes:
+    """Return a certificate in PEM."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def parse(pem: bytes) -> x509.Certificate:
@@ -128,7 +180,15 @@ def parse_key(pem: bytes) -> PrivateKey:
 
 def algorithm_of(certificate: x509.Certificate) -> Algorithm | None:
     """Return the algorithm of a certificate's key; None for one of which netq makes no certificates."""
-    key = certificate.public_key()
+    return _algorithm_of(certificate.public_key())
+
+
+def _algorithm_for(authority: Signed) -> Algorithm:
+    """Return the algorithm of the keys that an authority certifies."""
+    return Algorithm.P256 if isinstance(authority.key, ec.EllipticCurvePrivateKey) else Algorithm.ML_DSA_65
+
+
+def _algorithm_of(key: object) -> Algorithm | None:
     if isinstance(key, mldsa.MLDSA65PublicKey):
         return Algorithm.ML_DSA_65
     is_p256 = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
@@ -191,7 +251,17 @@ def _generate(algorithm: Algorithm) -> PrivateKey:
 
 
 def _sign(builder: x509.CertificateBuilder, key: PrivateKey) -> x509.Certificate:
-    return builder.sign(key, hashes.SHA256() if isinstance(key, ec.EllipticCurvePrivateKey) else None)
+    return builder.sign(key, _hash(key))
+
+
+def _hash(key: PrivateKey) -> hashes.SHA256 | None:
+    """Return the hash that is signed; ML-DSA has its own."""
+    return hashes.SHA256() if isinstance(key, ec.EllipticCurvePrivateKey) else None
+
+
+def _key_pem(key: PrivateKey) -> bytes:
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
 
 
 def _host_name(host: str) -> x509.GeneralName:
@@ -216,9 +286,9 @@ def _end(authority: x509.Certificate, days: int) -> datetime.datetime:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: PrivateKey, issuer_key: PrivateKey, until: datetime.datetime
+    subject: x509.Name, issuer: x509.Name, public: PublicKey, issuer_key: PrivateKey, until: datetime.datetime
 ) -> x509.CertificateBuilder:
-    public, issuer_public = key.public_key(), issuer_key.public_key()
+    issuer_public = issuer_key.public_key()
     return (
         x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=public)
         .serial_number(x509.random_serial_number())

@@ -3,6 +3,7 @@
     authority.pem, authority-key.pem    what all sides trust, and the private key that signs certificates
     server.pem, server-key.pem          the server
     NAME.pem, NAME-key.pem              a client, or another server
+    NAME.csr                            the request of one whose key is on its own machine: `request` and `sign`
     revoked.txt                         serial numbers that servers refuse: the option `revoked`
 
 Called by `netq certs` and by users, never by a communicator. A federation with an authority of its own does not need
@@ -36,6 +37,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")  # hosts of a server that only this ma
 DAYS = 365  # validity of a certificate
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KEY = "-key"  # ends the name of a key's file
+_REQUEST = ".csr"  # ends the name of a request's
 _HEAD = "# Servers refuse these serial numbers, in hexadecimal, one a line. `netq certs revoke` adds to them.\n"
 
 
@@ -111,17 +113,11 @@ def issue(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS, 
     """
     folder = Path(folder)
     _check_name(name)
-    if isinstance(hosts, str):
-        raise SecurityError(f"hosts: {hosts!r}; expected a list of names and addresses, as in ['aggregator.local']")
+    _check_hosts(hosts)
     signer, files = _load_authority(folder), _files(folder, name)
     if renew:
-        old = _load_certificate(files.certificate)
-        id, was = authority.id_of(old), authority.hosts_of(old)
-        if id is None:
-            raise SecurityError(f"{files.certificate}: names no id (urn:uuid:…); issue one under another name instead")
-        if hosts and not was:
-            raise SecurityError(f"{files.certificate}: of a client, which has no hosts; renew it without hosts")
-        signed = authority.sign(signer, name, id, hosts or was, days)
+        id, hosts = _renewed(files, hosts)
+        signed = authority.sign(signer, name, id, hosts, days)
         _replace(files.key, signed.key_pem(), 0o600)
         _replace(files.certificate, signed.certificate_pem(), 0o644)
     else:
@@ -129,6 +125,51 @@ def issue(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS, 
         _refuse_existing(files[1:], "use another name, or the option renew for a new certificate with the same id")
         _create_both(folder, name, signed)
     return files
+
+
+def request(folder: Path, name: str, algorithm: Algorithm | str = Algorithm.P256) -> tuple[Path, Path]:
+    """Make a key on the machine that uses it, and a request that `sign` makes a certificate of. Return both files.
+
+    The key never leaves the machine. `algorithm` is that of the authority. Existing files are kept, and SecurityError
+    is raised.
+    """
+    if algorithm not in list(Algorithm):
+        raise SecurityError(f"algorithm: {algorithm!r}; expected {' or '.join(Algorithm)}")
+    folder = Path(folder)
+    _check_name(name)
+    key, path = _files(folder, name).key, folder / f"{name}{_REQUEST}"
+    _refuse_existing([key, path], "use another name, or move the old files away")
+    made = authority.new_request(name, Algorithm(algorithm))
+    folder.mkdir(parents=True, exist_ok=True)
+    _create(key, made.key_pem(), 0o600)
+    _create(path, made.request_pem(), 0o644)
+    return key, path
+
+
+def sign(
+    folder: Path, name: str, request: Path, hosts: Sequence[str] = (), days: int = DAYS, renew: bool = False
+) -> Path:
+    """Make a certificate for the key of a request: a client's, or a server's if there are `hosts`. Return its file.
+
+    Only the key is taken from the request: name and hosts are what you say. renew: as of `issue`.
+    """
+    folder = Path(folder)
+    _check_name(name)
+    _check_hosts(hosts)
+    signer, files = _load_authority(folder), _files(folder, name)
+    key = _load(Path(request), authority.parse_request)
+    id, hosts = _renewed(files, hosts) if renew else (uuid.uuid4(), hosts)
+    try:
+        certificate = authority.certify(signer, key, name, id, hosts, days)
+    except SecurityError as error:
+        raise SecurityError(f"{request}: {error}") from None
+    pem = authority.pem_of(certificate)
+    if renew:
+        _replace(files.certificate, pem, 0o644)
+    else:
+        _refuse_existing(files[2:], "use another name, or the option renew for a new certificate with the same id")
+        _create(files.certificate, pem, 0o644)
+    return files.certificate
 
 
 def revoke(folder: Path, name: str, serial: int | None = None) -> int:
@@ -173,13 +214,32 @@ def show(folder: Path) -> list[Entry]:
     return sorted(entries, key=lambda entry: (ranks.index(entry.kind), entry.name))
 
 
+def _check_hosts(hosts: Sequence[str]) -> None:
+    if isinstance(hosts, str):
+        raise SecurityError(f"hosts: {hosts!r}; expected a list of names and addresses, as in ['aggregator.local']")
+
+
+def _renewed(files: Files, hosts: Sequence[str]) -> tuple[uuid.UUID, Sequence[str]]:
+    """Return the id and the hosts of a certificate that is renewed, with these hosts if there are any."""
+    old = _load_certificate(files.certificate)
+    id, was = authority.id_of(old), authority.hosts_of(old)
+    if id is None:
+        raise SecurityError(f"{files.certificate}: names no id (urn:uuid:…); issue one under another name instead")
+    if hosts and not was:
+        raise SecurityError(f"{files.certificate}: of a client, which has no hosts; renew it without hosts")
+    return id, hosts or was
+
+
 def _entry(folder: Path, name: str, signer: Certificate | None, revoked: frozenset[int]) -> Entry:
     files = _files(folder, name)
     has_key = files.key.exists()
     try:
         certificate = _load_certificate(files.certificate)
     except SecurityError as error:
-        return Entry(name, has_key=has_key, problems=(str(error),))
+        asked, problem = folder / f"{name}{_REQUEST}", str(error)
+        if has_key and asked.exists() and not files.certificate.exists():
+            problem = f"{files.certificate}: not here yet; `netq certs sign` makes it of {asked}"
+        return Entry(name, has_key=has_key, problems=(problem,))
     kind = authority.kind_of(certificate)
     return Entry(
         name=name,

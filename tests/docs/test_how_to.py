@@ -44,8 +44,9 @@ def test_tls_connects_with_the_files_of_the_page(scripts: Open) -> None:
         assert client.communicate(timeout=LIMIT)[0] == "hello, board\n"
         return str(server.communicate(timeout=LIMIT)[0])
 
-    make, renew, revoke = run.page.blocks("sh")
+    make, ask, renew, revoke = run.page.blocks("sh")
     shell(make)
+    assert "board-8.pem" in shell(ask)
     printed = connect()
     assert NO_ID.sub("…", printed) == NO_ID.sub("…", run.page.output("python server.py"))
     shell(renew)

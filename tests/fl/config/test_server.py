@@ -500,6 +500,7 @@ def test_own_callback_that_cannot_be_made_is_named(tmp_path: Path, name: str, sa
         ("page = 70000", "callbacks.page: 70000; expected a port, as in 8080"),
         ("page = 80\n[page]\npassword_file = 'none'", "page.password_file: 'none'"),
         ("page = 80\n[page]\nport = 3", "page.port: no such key"),
+        ("[page]\nkey = 'x'", "[page]: needs callbacks.page"),
     ],
 )
 def test_wrong_callbacks_are_named(tmp_path: Path, text: str, said: str) -> None:

@@ -108,6 +108,19 @@ def test_renewal_of_a_revoked_certificate_is_silent_about_it(certs: Certs) -> No
     assert not show(certs.folder)[-1].revoked
 
 
+def test_request_and_sign_say_what_to_send(certs: Certs, tmp_path: Path) -> None:
+    certs("init")
+    board = Certs(tmp_path / "board", certs._capsys)
+    key, request, then = board("request", "board-8")
+    assert key.startswith(str(board.folder / "board-8-key.pem"))
+    assert "send it to who has the authority" in request
+    assert then == "there: netq certs sign board-8 board-8.csr"
+    _, made, back = certs("sign", "board-8", str(board.folder / "board-8.csr"), "--days", "3")
+    assert made.startswith(str(certs.folder / "board-8.pem"))
+    assert "the client's certificate, 3 days; id " in made
+    assert back == "send both back to the client, which has the key; neither is secret"
+
+
 def test_revoke_prints_the_serial(certs: Certs) -> None:
     certs("init")
     certs("issue", "board")
@@ -191,7 +204,7 @@ def test_wrong_command_line_is_status_2(capsys: pytest.CaptureFixture[str], argu
     assert error in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["init"], ["issue"], ["revoke"], ["show"]])
+@pytest.mark.parametrize("command", [[], ["init"], ["issue"], ["request"], ["sign"], ["revoke"], ["show"]])
 def test_each_command_has_a_help(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["certs", *command, "--help"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import os
 import re
@@ -15,7 +16,7 @@ import pytest
 from netq.errors import SecurityError
 from netq.security import authority, certificates
 from netq.security.authority import CertificateKind
-from netq.security.certificates import Entry, Files, init, issue, revoke, show
+from netq.security.certificates import Entry, Files, init, issue, request, revoke, show, sign
 
 OWN = ("authority-key.pem", "authority.pem", "server-key.pem", "server.pem")
 
@@ -415,3 +416,84 @@ def test_show_tells_a_client_without_an_id(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(authority, "id_of", lambda certificate: None)
     (problem,) = entry(folder, "board").problems
     assert "board.pem: names no id (urn:uuid:…)" in problem
+
+
+# Keys that stay on their machine.
+
+
+@pytest.mark.parametrize("algorithm", ["p256", "ml-dsa-65"])
+def test_certificate_of_a_request_is_for_its_key(tmp_path: Path, algorithm: str) -> None:
+    folder, board = tmp_path / "certificates", tmp_path / "board"
+    init(folder, algorithm=algorithm)
+    key, asked = request(board, "board-8", algorithm)
+    assert mode(key) == 0o600
+    assert b"PRIVATE" not in asked.read_bytes()
+    path = sign(folder, "board-8", asked)
+    assert not (folder / "board-8-key.pem").exists()
+    (board / "authority.pem").write_bytes((folder / "authority.pem").read_bytes())
+    (board / path.name).write_bytes(path.read_bytes())
+    there, here = entry(folder, "board-8"), entry(board, "board-8")
+    assert (there.kind, there.problems, there.has_key) == (CertificateKind.CLIENT, (), False)
+    assert (here.problems, here.has_key, here.id) == ((), True, there.id)
+
+
+def test_hosts_make_a_servers_certificate(folder: Path, tmp_path: Path) -> None:
+    _, asked = request(tmp_path, "second")
+    sign(folder, "second", asked, ["second.local", "10.0.0.2"])
+    assert entry(folder, "second").hosts == ("second.local", "10.0.0.2")
+
+
+def test_renewal_by_a_request_keeps_the_id(folder: Path, tmp_path: Path) -> None:
+    first = issue(folder, "board-7")
+    id = entry(folder, "board-7").id
+    _, asked = request(tmp_path, "board-7")
+    with pytest.raises(SecurityError, match=r"board-7\.pem exists and is left as it is"):
+        sign(folder, "board-7", asked)
+    sign(folder, "board-7", asked, renew=True)
+    found = entry(folder, "board-7")
+    assert found.id == id
+    assert "the key of another certificate" in found.problems[0]  # the old key is in this folder
+    assert first.key.exists()
+
+
+def test_board_that_waits_for_its_certificate_says_so(tmp_path: Path) -> None:
+    _, asked = request(tmp_path, "board-8")
+    (problem,) = entry(tmp_path, "board-8").problems
+    assert problem == f"{tmp_path / 'board-8.pem'}: not here yet; `netq certs sign` makes it of {asked}"
+
+
+def test_existing_key_is_kept(tmp_path: Path) -> None:
+    key, _ = request(tmp_path, "board-8")
+    before = key.read_bytes()
+    with pytest.raises(SecurityError, match="exists and is left as it is"):
+        request(tmp_path, "board-8")
+    assert key.read_bytes() == before
+
+
+def test_wrong_requests_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SecurityError, match="algorithm: 'rsa'; expected p256 or ml-dsa-65"):
+        request(tmp_path, "board-8", "rsa")
+    with pytest.raises(SecurityError, match=r"none\.csr: no such file"):
+        sign(folder, "board-8", tmp_path / "none.csr")
+    path = tmp_path / "text.csr"
+    for text in (b"", b"hello", (folder / "server.pem").read_bytes()):
+        path.write_bytes(text)
+        with pytest.raises(SecurityError, match=r"text\.csr: no certificate request in PEM"):
+            sign(folder, "board-8", path)
+    _, other = request(tmp_path, "other", "ml-dsa-65")
+    with pytest.raises(SecurityError, match=r"other\.csr: its key is of ml-dsa-65; expected one of p256"):
+        sign(folder, "other", other)
+
+
+def test_request_with_the_key_of_another_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Its signature shows that who has made it has the key."""
+    _, asked = request(tmp_path, "board-8")
+    pem = asked.read_text().splitlines()
+    der = bytearray(base64.b64decode("".join(pem[1:-1])))
+    der[-1] ^= 1
+    body = base64.b64encode(bytes(der)).decode()
+    asked.write_text("\n".join([pem[0], body, pem[-1], ""]))
+    with pytest.raises(
+        SecurityError, match=r"board-8\.csr: (its signature is not of its own key|no certificate request)"
+    ):
+        sign(folder, "board-8", asked)
