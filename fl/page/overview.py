@@ -1,7 +1,7 @@
 """The JSON that a page's readers get: made once for all of them, and not more often than the server can afford.
 
-`Overview` has a thread of its own, which works while there are readers. After each look it rests for 40 times as long
-as the look took, so a page costs its server some 2 % of a core at most, however many clients there are.
+After each look at the clients it rests for 40 times as long as the look took, whatever readers ask meanwhile. So the
+looks cost the server some 2 % of a core at most, however many clients there are. A thread looks for those that follow.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class Overview:
     def __init__(self, history: History, clients: Callable[[], Clients] | None = None) -> None:
         self._history = history
         self._clients = clients
+        self._looking = threading.Lock()  # guards the next two
+        self._last_look = Clients()
+        self._next_look = 0.0  # by time.monotonic()
         self._changed = threading.Condition()  # guards what follows
         self._number = 0  # of the last look
         self._event = b""  # of the last look: what readers of the stream get
@@ -120,7 +123,6 @@ class Overview:
                 self._changed.wait_for(lambda: self._closed or self._readers)
                 if self._closed:
                     return
-            begin = time.perf_counter()
             found = self._history.changes, self._found()
             if found != seen:
                 seen = found
@@ -128,12 +130,19 @@ class Overview:
                 with self._changed:
                     self._number, self._event = self._number + 1, event
                     self._changed.notify_all()
-            rest = min(_MOST, max(_LEAST, _REST * (time.perf_counter() - begin)))
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, rest)
+                self._changed.wait_for(lambda: self._closed, max(_LEAST, self._next_look - time.monotonic()))
 
     def _found(self) -> Clients:
-        return Clients() if self._clients is None else self._clients()
+        """Return the clients, as they were a rest ago at most."""
+        if self._clients is None:
+            return Clients()
+        with self._looking:
+            if (begin := time.monotonic()) >= self._next_look:
+                self._last_look = self._clients()
+                took = time.monotonic() - begin
+                self._next_look = begin + took + min(_MOST, max(_LEAST, _REST * took))
+            return self._last_look
 
     def _made(self, found: Clients) -> bytes:
         members = found.members

@@ -159,6 +159,20 @@ def test_close_ends_streams(overview: Overview) -> None:
     reader.join()
 
 
+def test_readers_share_one_look() -> None:
+    looks = []
+
+    def look() -> Clients:
+        looks.append(time.monotonic())
+        return Clients([client(1)])
+
+    overview = Overview(History(), look)
+    for _ in range(100):
+        overview.look()
+        overview.rows("", "", 0)
+    assert len(looks) <= 1 + 4 * (time.monotonic() - looks[0])
+
+
 def test_without_readers_nothing_is_looked_at() -> None:
     def never() -> Clients:
         raise AssertionError
