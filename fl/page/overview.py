@@ -179,7 +179,7 @@ def _rank(client: ClientStatus) -> tuple[bool, list[str | int], int]:
 
 
 def _warnings(client: ClientStatus) -> list[str]:
-    """Return what somebody should look at."""
+    """Return what a person should look at."""
     found = [client.stage.value] if client.stage in _BAD else []
     if client.suspended:
         found.append("suspended")

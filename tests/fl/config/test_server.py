@@ -43,7 +43,7 @@ class Own(fl.FedAvg):
 
 
 class Counts(fl.Callback):
-    """A callback of somebody's own."""
+    """A callback of a user."""
 
 
 COUNTS = Counts()
