@@ -105,7 +105,7 @@ class Members:
 
     def status(self) -> list[ClientStatus]:
         """Return where each client stands. Any thread may call this."""
-        known, members = self.queue.statistics(), self._members
+        known, members = self.queue.statistics(), {each.id: each for each in self}
         return [_status(members.get(peer) or Member(peer), known.get(peer)) for peer in {**known, **members}]
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import fl
+from fl.callbacks.base import Observed
 from fl.page.overview import Overview
 from netq import InvalidOption
 from tests.fl.federation import SOON, A, B, Federation, at, gives
@@ -136,6 +138,37 @@ def test_simulation_has_a_page_too() -> None:
         fl.simulate({"w": np.zeros(2)}, [gives_w] * 3, 2, callbacks=[page], seed=1)
         found = status(page)
     assert (found["done"], found["rounds"]) == (2, 2)
+
+
+def test_any_thread_may_ask_where_clients_stand_while_rounds_go_on() -> None:
+    class Asks(fl.Callback):
+        def __init__(self) -> None:
+            self.stages: set[fl.Stage] = set()
+            self.errors: list[Exception] = []
+            self._over = threading.Event()
+
+        def listens(self, server: Observed) -> None:
+            self.thread = threading.Thread(target=self._ask, args=(server,))
+            self.thread.start()
+
+        def _ask(self, server: Observed) -> None:
+            try:
+                while not self._over.is_set():
+                    self.stages |= {each.stage for each in server.members()}
+            except Exception as error:
+                self.errors.append(error)
+
+        def end(self) -> None:
+            self._over.set()
+            self.thread.join()
+
+    asks = Asks()
+    try:
+        fl.simulate({"w": np.zeros(2)}, [gives_w] * 30, 20, callbacks=[asks], seed=1)
+    finally:
+        asks.end()
+    assert asks.errors == []
+    assert fl.Stage.DONE in asks.stages
 
 
 def gives_w(model: Any, config: Any) -> fl.Update:
