@@ -224,7 +224,9 @@ def test_large_message_resumes_near_its_end(connect: Connect, wire: Wire, figure
     received = traffic.server.get(timeout=LONG).data
     future.result(LIMIT)
     seconds, ratio = time.monotonic() - began, (proxy.passed - before) / len(data)
-    figure("1 GiB, cut at 90 %", f"{wire.kind}: {size} MiB in {seconds:.1f} s, on the wire {ratio:.5f} x, limit 1.05 x")
+    limit = 1.05 if FULL else 1.25  # what is on its way when the link is cut does not grow with the message
+    line = f"{wire.kind}: {size} MiB in {seconds:.1f} s, on the wire {ratio:.5f} x, limit {limit} x"
+    figure("1 GiB, cut at 90 %", line)
     assert received == data
     assert len(log.having(f":{proxy.netloc.port}: connected")) == 2, "one link was lost, and no more"
-    assert ratio <= 1.05
+    assert ratio <= limit
