@@ -206,8 +206,12 @@ class Pair:
             while True:
                 data = self._peer.get().data
                 self._heard.append(data[0])
-                self._peer.put(data)
+                self._peer.put(data).add_done_callback(_may_fail)
         self._peer.close(LIMIT)
+
+
+def _may_fail(answer: object) -> None:
+    """Look at an answer's future: one that comes after the other side's close is not delivered."""
 
 
 def talk(pair: Pair, chance: random.Random) -> None:
