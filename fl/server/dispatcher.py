@@ -240,7 +240,8 @@ class TaskDispatcher(Generic[Key]):
 
     def is_open(self, key: Key) -> bool:
         """Return whether the task waits for an answer, a late one too."""
-        return key in self._tasks
+        with self._changed:  # else an answer may be read before `ask` has noted its task
+            return key in self._tasks
 
     def late(self) -> set[Key]:
         """Return the open tasks whose time limit has passed."""
