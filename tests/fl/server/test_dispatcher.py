@@ -402,3 +402,22 @@ def test_user_events_are_called() -> None:
         peer.close(SOON)
         place.take("a")
     assert seen == [("ini", A), ("fin", A)]
+
+
+def test_answer_that_comes_while_its_task_is_being_sent_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with dispatching() as place:
+        place.join(A)
+        found: list[bool] = []
+        reader = threading.Thread(target=lambda: found.append(place.dispatcher.is_open("task")))
+        put = place.dispatcher.queue.put
+
+        def put_and_answer(*arguments: Any) -> netq.Delivery:
+            delivery = put(*arguments)
+            reader.start()
+            reader.join(0.05)  # the answer is here before `ask` goes on
+            return delivery
+
+        monkeypatch.setattr(place.dispatcher.queue, "put", put_and_answer)
+        place.ask("task")
+        reader.join(SOON)
+    assert found == [True]
