@@ -18,7 +18,7 @@ import logging
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -281,8 +281,8 @@ def page(
             pages = PageServer(history, Overview(history), port)
             stack.callback(pages.close)
             print(f"http://127.0.0.1:{pages.port}/ until Ctrl-C", flush=True)
-            while not threading.Event().wait(1.0):  # a signal just before a wait without end would be seen at its end
-                pass
+            while True:  # a signal just before a wait without end would be seen at its end
+                time.sleep(1.0)
 
 
 @app.command(epilog="Example: fl status 127.0.0.1:8080")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fl.__main__ import app
 from fl.page import file
 from fl.page.file import FileSource
 from fl.page.history import History
@@ -71,6 +77,25 @@ def test_file_of_an_old_version_is_shown(tmp_path: Path, sources: ExitStack) -> 
     path = tmp_path / "rounds.jsonl"
     path.write_text('{"round": 1, "metrics": {}, "evaluation": {}, "bytes_in": 1, "bytes_out": 2}\n')
     assert numbers(opened(path, sources)) == [1]
+
+
+def test_command_serves_a_file_until_ctrl_c(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.write_text(line(1))
+    command = [sys.executable, "-m", "fl", "page", str(path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(f"{url}rounds.json", timeout=SOON) as answer:
+            assert json.load(answer)["count"] == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SOON) == 130
+
+
+def test_command_names_a_file_that_is_not_there(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["page", str(tmp_path / "none.jsonl")])
+    assert done.exit_code == 2
+    assert "none.jsonl: no such file" in done.output
 
 
 def test_file_without_rounds_is_refused(tmp_path: Path, sources: ExitStack) -> None:
