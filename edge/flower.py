@@ -22,7 +22,6 @@ from typing import Any
 
 import netq
 from edge.config import FLOWER_KEYS, KEYS, Config, from_file, open_file
-from edge.limits import Limits
 from edge.work import Work
 from fl.conversation import Conversation, KnownServer
 from fl.flower.app_folder import AppFolder, is_folder, parse_config
@@ -46,7 +45,7 @@ def load(
     """
     overrides = tuple(overrides)
     if path is None and not overrides:
-        config, received = Config(NetworkLocation(), training=Limits()), None
+        config, received = Config(NetworkLocation()), None
     else:
         config, received = _read(open_file(path, overrides), app)
     config = replace(config, settings={**config.settings, **parse_config("--node-config", node_config)})

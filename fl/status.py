@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from fl.properties import Properties, short_title, title
 
+CLOCK = 60.0  # seconds by which a client's clock may differ: a warning says so. The way of its message counts, too
+
 
 class Stage(enum.Enum):
     """Where a client stands."""

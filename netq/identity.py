@@ -36,11 +36,6 @@ class Certificate(NamedTuple):
     not_after: float  # the end of its validity, in seconds since 1970
     name: str | None = None  # the common name of its subject, printable
 
-    @property
-    def shown(self) -> tuple[uuid.UUID | None, str | None, float]:
-        """The last fields of Security."""
-        return self.identity, self.name, self.not_after
-
 
 class Protection(NamedTuple):
     """What is known of a link and its peer after the handshake."""
@@ -65,7 +60,9 @@ def certificate_of(
 
 def negotiated(version: str, cipher: str | None, group: str | None, certificate: Certificate | None) -> Protection:
     """Return the protection of a link. `certificate`: the peer's; None if it has shown none."""
-    shown = (None, None, None) if certificate is None else certificate.shown
+    if certificate is None:
+        return Protection(Security(version, cipher, group, None), None)
+    shown = certificate.identity, certificate.name, certificate.not_after
     return Protection(Security(version, cipher, group, *shown), certificate)
 
 

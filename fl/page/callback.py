@@ -12,12 +12,12 @@ from fl.callbacks.base import Callback, Observed
 from fl.callbacks.jsonl import record
 from fl.page.history import History
 from fl.page.overview import Clients, Overview
-from fl.page.server import PageServer, check
+from fl.page.server import PageServer
 from fl.report import RoundReport
 from fl.tensors.spec import Model
 from netq.errors import AddressError
 from netq.options import SecurityOptions
-from netq.text import text_of
+from netq.text import format_netloc, text_of
 
 log = logging.getLogger("netq.fl")
 
@@ -44,7 +44,6 @@ class Page(Callback):
         password: str | None = None,
         security: SecurityOptions | None = None,
     ) -> None:
-        check(port, host, password, security)
         self._history = History()
         self._server: Observed | None = None
         self._pages: PageServer | None = None
@@ -57,8 +56,8 @@ class Page(Callback):
         self._handler = _Lines(self._history)
         for name in _LOGGERS:
             logging.getLogger(name).addHandler(self._handler)
-        shown = f"[{host}]" if ":" in host else host
-        log.info("the page of this server is at http%s://%s:%d/", "" if security is None else "s", shown, self.port)
+        scheme = "http" if security is None else "https"
+        log.info("the page of this server is at %s://%s/", scheme, format_netloc(host, self.port))
 
     @property
     def port(self) -> int:

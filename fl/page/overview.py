@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fl.page.history import History
-from fl.status import ClientStatus, Refusal, Stage
+from fl.status import CLOCK, ClientStatus, Refusal, Stage
 from netq.text import printable
 from netq.version import VERSION
 
@@ -24,7 +24,6 @@ _ROWS = 50  # clients of a table
 _SLOWEST = 10
 _REFUSED = 20
 _CERTIFICATE = 14 * 86400.0  # seconds before its end, in which a certificate needs a look
-_CLOCK = 60.0  # seconds by which a clock may differ
 _BAD = (Stage.FAILED, Stage.LATE, Stage.LOST, Stage.GONE)
 
 
@@ -185,7 +184,7 @@ def _warnings(client: ClientStatus) -> list[str]:
         found.append("suspended")
     if client.certificate_end is not None and client.certificate_end - time.time() < _CERTIFICATE:
         found.append("certificate ends soon")
-    if client.ahead is not None and abs(client.ahead) > _CLOCK:
+    if client.ahead is not None and abs(client.ahead) > CLOCK:
         found.append(f"clock {client.ahead:+.0f} s")
     if client.version not in ("", VERSION):
         found.append(f"version {client.version}")

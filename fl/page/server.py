@@ -36,6 +36,7 @@ from fl.page.overview import Overview
 from netq.errors import AddressError, InvalidOption
 from netq.options import SecurityOptions
 from netq.security import standard
+from netq.text import format_netloc
 from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
@@ -86,7 +87,8 @@ class PageServer:
             self._server = _Server((host, port), reader, context)
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise AddressError(f"{host}:{port} ({reason}); give another port, or 0 for one that is free") from error
+            hint = "give another port, or 0 for one that is free"
+            raise AddressError(f"{format_netloc(host, port)} ({reason}); {hint}") from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="fl-page-http", daemon=True)
         self._thread.start()

@@ -26,7 +26,7 @@ from fl.server.admission import Admission, Sending
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.limits import Limits
 from fl.server.member import TRANSITIONS, Asked, Member, MemberEvent, MemberState, Owed
-from fl.status import ClientStatus, Refusal, Stage
+from fl.status import CLOCK, ClientStatus, Refusal, Stage
 from fl.tensors.spec import Model
 from netq.text import describe
 from netq.version import VERSION
@@ -37,7 +37,6 @@ _CHECK = 0.25  # seconds between looks at how fast clients send
 _SELDOM = 20  # a look at thousands of clients takes 50 ms: times that until the next
 _PATIENCE = 4  # a rate is measured over a fourth of the time limit at most
 _INTRODUCTION = 3.0  # seconds in which a client says what it is like, if it does: the first message of a session
-_CLOCK = 60.0  # seconds by which a client's clock may differ: a warning says so. The way of its message counts, too
 _REMEMBERED = 4096  # clients that have gone, and have missed tasks
 _REFUSALS = 100  # connections turned away that are remembered
 _CONTENT: Mapping[Purpose, type[Content]] = {"train": Update, "evaluate": Report}
@@ -441,7 +440,7 @@ class Members:
         version = f", version {session.version}" if session.version not in ("", VERSION) else ""
         self._callbacks.client_joins(member.id, member.name)
         log.info("%s: joins from %s%s", member, figures.address, version)
-        if session.ahead is not None and abs(session.ahead) > _CLOCK:
+        if session.ahead is not None and abs(session.ahead) > CLOCK:
             text = "%s: its clock is %.0f s %s this one's: certificates may seem to have expired; set it"
             log.warning(text, member, abs(session.ahead), "ahead of" if session.ahead > 0 else "behind")
         return True

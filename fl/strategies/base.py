@@ -217,13 +217,15 @@ _FLOWER = {  # its strategies' options, and what they are here
     "fraction_train": "fraction",
     "fraction_evaluate": 'the argument `evaluate` of the server, as in {"fraction": 0.2}',
     **dict.fromkeys(
-        ("min_available_clients", "min_available_nodes", "min_fit_clients", "min_train_nodes"),
+        (
+            *("min_available_clients", "min_fit_clients", "min_evaluate_clients"),
+            *("min_available_nodes", "min_train_nodes", "min_evaluate_nodes"),
+        ),
         "the argument `min_clients` of the server",
     ),
-    **dict.fromkeys(("min_evaluate_clients", "min_evaluate_nodes"), "the argument `min_clients` of the server"),
     **dict.fromkeys(("on_fit_config_fn", "on_evaluate_config_fn"), "`config`, whose values may be fl.schedules"),
     **dict.fromkeys(("initial_parameters", "initial_arrays"), "the first argument of the server"),
-    **dict.fromkeys(("evaluate_fn",), "fl.Measured, or `measure` of fl.simulate"),
+    "evaluate_fn": "fl.Measured, or `measure` of fl.simulate",
     "num_malicious_nodes": "byzantine",
     "num_malicious_clients": "byzantine",
     "num_nodes_to_select": "keep",

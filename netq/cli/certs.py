@@ -187,39 +187,38 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument("--overwrite", action="store_true", help="replace files; certificates already made become void")
     init.set_defaults(run=_init)
 
+    named = argparse.ArgumentParser(add_help=False)
+    named.add_argument("name", metavar="NAME", help="the name of the files: letters, digits, - and _")
+    signed = argparse.ArgumentParser(add_help=False, parents=[folder, made, named])
+    signed.add_argument("--host", action="append", help=f"{host}. Without it the certificate is a client's")
+    signed.add_argument(
+        "--renew", action="store_true", help="replace an existing one; the id stays, and so do the hosts"
+    )
+
     issue = commands.add_parser(
         "issue",
-        parents=[folder, made],
+        parents=[signed],
         help="make a client's certificate, or one of another server",
         description="Make a client's certificate or, with --host, one of another server.",
-    )
-    issue.add_argument("name", metavar="NAME", help="the name of the files: letters, digits, - and _")
-    issue.add_argument("--host", action="append", help=f"{host}. Without it the certificate is a client's")
-    issue.add_argument(
-        "--renew", action="store_true", help="replace an existing one; the id stays, and so do the hosts"
     )
     issue.set_defaults(run=_issue)
 
     request = commands.add_parser(
         "request",
-        parents=[folder],
+        parents=[folder, named],
         help="make a key here, and a request for a certificate of it",
         description="Make a key on the machine that uses it, and a request for who has the authority.",
     )
-    request.add_argument("name", metavar="NAME", help="the name of the files: letters, digits, - and _")
     request.add_argument("--algorithm", choices=["p256", "ml-dsa-65"], default="p256", help="as of the authority")
     request.set_defaults(run=_request)
 
     sign = commands.add_parser(
         "sign",
-        parents=[folder, made],
+        parents=[signed],
         help="make the certificate that a request asks for",
         description="Make the certificate of a request: only its key is taken from there, name and hosts are yours.",
     )
-    sign.add_argument("name", metavar="NAME", help="the name of the files, and of the client or server")
     sign.add_argument("request", metavar="NAME.csr", type=Path, help="what `netq certs request` has made")
-    sign.add_argument("--host", action="append", help=f"{host}. Without it the certificate is a client's")
-    sign.add_argument("--renew", action="store_true", help="replace an existing one; the id stays, and so do the hosts")
     sign.set_defaults(run=_sign)
 
     revoke = commands.add_parser(

@@ -93,8 +93,7 @@ function showRows(clients, total, size) {
     const name = put(row, "th", each.name);
     name.scope = "row";
     name.title = each.id;
-    const alert = ["failed", "late", "no connection", "gone"].includes(each.stage);
-    put(row, "td", each.stage, alert ? "bad" : each.stage === "done" ? "good" : "");
+    put(row, "td", each.stage, each.warnings.includes(each.stage) ? "bad" : each.stage === "done" ? "good" : "");
     put(row, "td", ago(each.since));
     const others = each.warnings.filter((word) => word !== each.stage);
     put(row, "td", [...others, each.reason].filter(Boolean).join("; "), others.length ? "why warn" : "why");
