@@ -36,13 +36,13 @@ setup: .venv/dev
 .venv/bench: .venv/dev
 	$(PIP) --editable '.[bench]' && touch $@
 
-# What tests need from Debian: tools that make faults, a broker, a proxy, a browser. Without them, or without root, the tests that
-# need them are skipped and say so.
+# What tests need from Debian: tools that make faults, a broker, proxies, a browser. Without them, or without root, the
+# tests that need them are skipped and say so.
 INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 
 tools:
-	-@which nft ip tc ss ethtool faketime mosquitto nginx chromium > /dev/null || test "$$(id -u)" != 0 || { \
-	apt-get update -qq && $(INSTALL) nftables iproute2 ethtool faketime mosquitto nginx-light chromium; }
+	-@which nft ip tc ss ethtool faketime mosquitto nginx tinyproxy microsocks chromium > /dev/null || test "$$(id -u)" != 0 || { \
+	apt-get update -qq && $(INSTALL) nftables iproute2 ethtool faketime mosquitto nginx-light tinyproxy microsocks chromium; }
 
 broker:
 	-@which mosquitto > /dev/null || test "$$(id -u)" != 0 || { apt-get update -qq && $(INSTALL) mosquitto; }

@@ -5,6 +5,8 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 
 [server]      host, port         address of the server. Required
               protocol           transport; default "tcp"
+              proxy              on the way to it: "http://HOST:PORT", "socks5://HOST:PORT", or "none"; default: what the
+                                 variables https_proxy, all_proxy and no_proxy say
 [client]      id                 this device's UUID; default: a new one each time the file is loaded. Not with a
                                  certificate of its own, which names its id
               name               what logs and reports call this device besides its id; default: the common name of its
@@ -57,6 +59,7 @@ from netq.options import (
     SealOptions,
     SecurityOptions,
 )
+from netq.proxy import ENVIRONMENT
 from netq.security.files import own_id
 from netq.toml_file import CONNECTION, File, Override, in_file_terms
 
@@ -64,7 +67,7 @@ _CERTIFIED = (Protocol.TCP, Protocol.GRPC)  # the server sees the certificate; w
 FILE = "the device's TOML file"  # its description in errors
 SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the agent is a service
 KEYS: dict[str, tuple[str, ...] | None] = {
-    "server": ("host", "port", "protocol"),
+    "server": ("host", "port", "protocol", "proxy"),
     "client": ("id", "name", "train", "evaluate", "compression", "properties", "state"),
     "model": ("path", "hook"),
     "training": tuple(option.name for option in fields(Limits)),
@@ -109,6 +112,7 @@ class Config:
     seal: SealOptions | None = None
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
+    proxy: str = ENVIRONMENT
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -144,6 +148,7 @@ class Config:
             security=self.security,
             mqtt=self.mqtt,
             seal=self.seal,
+            proxy=self.proxy,
         )
 
 
@@ -187,6 +192,7 @@ def from_file(file: File, **fields: Any) -> Config:
         seal=options.seal,
         mqtt=options.mqtt,
         connection=options.connection,
+        proxy=options.proxy,
         training=file.options("training", Limits, file.table("training")),
         fit=fitness.fitness(file),
         state=_state(file),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from netq import proxy
 from netq.errors import InvalidOption
 from netq.utils.secret import Hidden
 from netq.utils.stream import PickleSerializer, Stream
@@ -264,6 +265,9 @@ class CommunicatorOptions:
 
     workers: how many threads move bytes; the sessions are spread over them. One is enough in most cases. A second one
              helps when TLS or many busy peers fill a core.
+    proxy:   through which a client reaches its server, or its broker: "http://HOST:PORT" for HTTP CONNECT, or
+             "socks5://HOST:PORT", not with gRPC; USER:PASSWORD@ stands before the host, %-encoded. "environment": as
+             https_proxy, all_proxy and no_proxy say (netq/proxy.py); "none": directly.
     """
 
     id: uuid.UUID = field(default_factory=uuid.uuid4)
@@ -275,6 +279,7 @@ class CommunicatorOptions:
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     events: EventOptions = field(default_factory=EventOptions)
     seal: SealOptions | None = None
+    proxy: str = proxy.ENVIRONMENT
 
     def __post_init__(self) -> None:
         expect(isinstance(self.id, uuid.UUID), "CommunicatorOptions.id", self.id, "a uuid.UUID")
@@ -282,6 +287,7 @@ class CommunicatorOptions:
         expect(_is_netloc(self.netloc), "CommunicatorOptions.netloc", self.netloc, place)
         object.__setattr__(self, "netloc", NetworkLocation(*self.netloc))
         whole("CommunicatorOptions.workers", self.workers, 1, 256)
+        object.__setattr__(self, "proxy", proxy.check("CommunicatorOptions.proxy", self.proxy))
         kinds = {
             "connection": ConnectionOptions,
             "serialization": SerializationOptions,

@@ -34,6 +34,8 @@ from netq.options import (
     SealOptions,
     SecurityOptions,
 )
+from netq.proxy import ENVIRONMENT
+from netq.proxy import check as check_proxy
 from netq.text import describe, did_you_mean, printable
 from netq.utils.files import read_regular
 from netq.validate import is_function, is_whole
@@ -49,7 +51,7 @@ _PASSING = (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)  
 
 # Option classes and transports name Class.option; in terms of the file this is table.key. "Server." only at the begin.
 _OPTION = re.compile(
-    r"\bCommunicatorOptions\.(?P<part>netloc|seal|security)"
+    r"\bCommunicatorOptions\.(?P<part>netloc|proxy|seal|security)"
     r"|\b(?P<table>Connection|Mqtt|Seal|Security)Options(?P<key>\.(?=[a-z]))?"
     r"|^(?:Server|Patience|simulate)\."
 )
@@ -206,7 +208,13 @@ class File:
             security=self.security(),
             seal=self.seal(),
             mqtt=self.mqtt(protocol),
+            proxy=self.proxy(),
         )
+
+    def proxy(self) -> str:
+        """Return server.proxy."""
+        with self.named():
+            return check_proxy("server.proxy", self.table("server").get("proxy", ENVIRONMENT))
 
     def security(self) -> SecurityOptions | None:
         """Return the options of [security]. The table turns TLS on: without it, None."""
@@ -351,7 +359,7 @@ def in_file_terms(text: str | Exception) -> str:
 
 def _table_and_key(found: re.Match[str]) -> str:
     if part := found["part"]:
-        return "[server]" if part == "netloc" else f"[{part}]"
+        return {"netloc": "[server]", "proxy": "server.proxy"}.get(part, f"[{part}]")
     if table := found["table"]:
         return f"{table.lower()}." if found["key"] else f"[{table.lower()}]"
     return "server."

@@ -61,7 +61,7 @@ class CallbackOptions:
 
 
 KEYS: dict[str, tuple[str, ...] | None] = {
-    "server": ("host", "port", "rounds", "stop_early", "linger", "protocol", *_SETTINGS, "checkpoint"),
+    "server": ("host", "port", "rounds", "stop_early", "linger", "protocol", "proxy", *_SETTINGS, "checkpoint"),
     "model": ("initial", "measure", "save", "save_best"),
     "roles": None,  # the model's names
     "strategy": None,  # the options of the class
@@ -177,7 +177,7 @@ def _simulated(path: Path | None) -> Path | None:
 def load_connection(path: str | Path) -> tuple[CommunicatorOptions, Protocol]:
     """Read the tables that concern the connection, for a server that is not fl.Server. Raises InvalidOption."""
     file = File(Path(path), "the server's TOML file")
-    file.check_names({**CONNECTION, "server": ("host", "port", "protocol")})
+    file.check_names({**CONNECTION, "server": ("host", "port", "protocol", "proxy")})
     protocol = file.choice("server", "protocol", Protocol.TCP)
     return file.communicator(_netloc(file), protocol), protocol
 

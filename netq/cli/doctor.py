@@ -87,7 +87,8 @@ def reach(
     """
     connected = threading.Event()
     begin = time.monotonic()
-    with _LastWarning() as warning:
+    where = "{}:{}".format(*options.netloc)
+    with _LastWarning(where) as warning:
         events = netq.EventOptions(ini=lambda peer: connected.set())
         queue = netq.new(protocol, netq.Purpose.CLIENT, replace(options, events=events))
         try:
@@ -98,8 +99,7 @@ def reach(
                 return Reached(seconds, *(found[0] if found else (None, None)))
         finally:
             queue.close(timeout=_GOODBYE if connected.is_set() else 0)
-    host, port = options.netloc
-    reason = warning.text.removeprefix(f"{host}:{port}: ").removesuffix("; trying again until it answers")
+    reason = warning.text.removeprefix(where).removeprefix(": ").removesuffix("; trying again until it answers")
     return f"does not answer within {timeout:g} s" + (f" ({reason})" if reason else "")
 
 
@@ -113,14 +113,16 @@ def describe(security: netq.Security | None) -> str:
 
 
 class _LastWarning(logging.Handler):
-    """Keeps the last warning of netq, and out of stderr, within a `with` statement."""
+    """Keeps the last warning of netq about an address, and all out of stderr, within a `with` statement."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         super().__init__(logging.WARNING)
+        self._address = address
         self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
+        if (text := record.getMessage()).startswith(self._address):
+            self.text = text
 
     def __enter__(self) -> _LastWarning:
         log = logging.getLogger("netq")

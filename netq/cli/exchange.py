@@ -28,7 +28,7 @@ log = logging.getLogger("netq")
 
 _CLOSE = 10.0  # seconds for what is on its way
 _KEYS: dict[str, tuple[str, ...] | None] = {
-    "server": ("host", "port", "protocol"),
+    "server": ("host", "port", "protocol", "proxy"),
     "exchange": ("jobs", "job_memory", "tries", "calls", "names", "answers", "keep", "grace"),
     "allow": None,
     **CONNECTION,

@@ -10,14 +10,18 @@ local subchannel pool     on       each attempt makes a new connection, without 
 max concurrent streams    16       a link is one stream on its own connection (a proxy opens more connections), so
                                    this bounds the memory that an unknown client can occupy
 max ping strikes          none     grpc's core queues each complaint about PINGs without a bound
-http proxy                off      other transports ignore the proxy of the environment, and no log would name it
+http proxy                off      netq chooses the proxy as for other transports, and connects to it
+http connect              server   what to ask that proxy for
 so_reuseport              off      otherwise two servers share a port, and each gets half of the clients
 """
 
 from __future__ import annotations
 
 from netq.grpc.packet_size import MOST
+from netq.io.tunnel import authorization
 from netq.options import ConnectionOptions, NetworkLocation
+from netq.proxy import Proxy
+from netq.text import format_netloc
 
 SERVICE, CONNECT = "netq.Queue", "Connect"
 METHOD = f"/{SERVICE}/{CONNECT}"
@@ -40,12 +44,19 @@ _BOTH: Options = [
 ]
 
 
-def of_client(netloc: NetworkLocation) -> Options:
-    """Return the options of a channel to an address of `netloc`; its host is the name that the server must prove."""
-    host = netloc.host.partition("%")[0]  # the zone of a link-local address is not part of the name
+def of_client(netloc: NetworkLocation, proxy: Proxy | None = None) -> Options:
+    """Return the options of a channel to an address of `netloc`, or of the proxy on the way to it.
+
+    The host of `netloc` is the name that the server must prove.
+    """
+    name = format_netloc(netloc.host.partition("%")[0], netloc.port)  # without the zone of a link-local address
+    tunnel: Options = []
+    if proxy is not None:
+        tunnel = [("grpc.http_connect_server", name), ("grpc.http_connect_headers", authorization(proxy))]
     return [
         *_BOTH,
-        ("grpc.default_authority", f"[{host}]:{netloc.port}" if ":" in host else f"{host}:{netloc.port}"),
+        *tunnel,
+        ("grpc.default_authority", name),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", _BACKOFF),
         ("grpc.enable_http_proxy", 0),

@@ -7,6 +7,7 @@ import contextlib
 from functools import partial
 
 from netq import core
+from netq.errors import InvalidOption
 from netq.grpc import channel_options
 from netq.grpc._grpc import grpc
 from netq.grpc.channel_options import METHOD
@@ -16,9 +17,10 @@ from netq.grpc.link import Link
 from netq.grpc.resolver import addresses
 from netq.grpc.stream import StreamFunctions
 from netq.grpc.tls import of_client, read_headers, refusal, renewed
-from netq.io.connect import check
+from netq.io import connect
 from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, Purpose
+from netq.proxy import Proxy, proxy_for
 from netq.runtime.link import LinkListener
 from netq.security.tls import with_own_id
 
@@ -29,10 +31,11 @@ class ClientTransport:
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
         security = listener.options.security
         self.netloc = listener.options.netloc
-        check(self.netloc)
+        connect.check(self.netloc)
+        self._proxy = _proxy(listener.options)
         self._listener = listener
         self._loop = loop
-        self._address = "{}:{}".format(*self.netloc)
+        self._address = connect.address(self.netloc, self._proxy)
         self._files = None if security is None else renewed(security, partial(of_client, security, self.netloc.host))
         self._require = security is not None and security.post_quantum == "require"
         self._handle = EventLoopHandle(listener, loop)
@@ -72,7 +75,8 @@ class ClientTransport:
     async def _connect(self) -> None:
         error: Exception | None = None
         try:
-            for target in await addresses(self._handle.event_loop, *self.netloc):
+            host, port = self.netloc if self._proxy is None else (self._proxy.host, self._proxy.port)
+            for target in await addresses(self._handle.event_loop, host, port):
                 error = await self._try(target)
                 if error is None:
                     return
@@ -82,6 +86,8 @@ class ClientTransport:
         # that was made reports its own end. After `close` the attempt is None, and nothing is reported.
         if self._attempt is asyncio.current_task():
             self._attempt = None
+            if self._proxy is not None and isinstance(error, OSError):
+                error = connect.at_proxy(self._proxy, error)
             self._loop.call(self._failed, error)
 
     async def _try(self, target: str) -> Exception | None:
@@ -112,7 +118,7 @@ class ClientTransport:
             state = channel.get_state()
             while state is not grpc.ChannelConnectivity.READY:
                 if over.done() or state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                    return translate(await call.details() or "", self.netloc.host)
+                    return self._translate(await call.details() or "")
                 change = asyncio.create_task(channel.wait_for_state_change(state))
                 await asyncio.wait({change, over}, return_when=asyncio.FIRST_COMPLETED)
                 change.cancel()
@@ -125,8 +131,11 @@ class ClientTransport:
         """Wait for the server's headers; return an error if they do not tell of a post-quantum key exchange."""
         found = read_headers(await call.initial_metadata())
         if found is None and call.done():  # the server has refused this client
-            return translate(await call.details() or "", self.netloc.host)
+            return self._translate(await call.details() or "")
         return refusal(found, f"the server {self.netloc.host}", require=True)
+
+    def _translate(self, details: str) -> Exception:
+        return translate(details, self.netloc.host, self._proxy)
 
     async def _carry(self, call: grpc.aio.StreamStreamCall) -> None:
         link = await self._handle.make_link(self._address)
@@ -142,11 +151,20 @@ class ClientTransport:
                 learning.cancel()
 
     def _channel(self, target: str) -> grpc.aio.Channel:
-        options = channel_options.of_client(self.netloc)
+        options = channel_options.of_client(self.netloc, self._proxy)
         if self._files is None:
             return grpc.aio.insecure_channel(target, options)
         key, certificate, trusted = self._files.current()
         return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(trusted, key, certificate), options)
+
+
+def _proxy(options: CommunicatorOptions) -> Proxy | None:
+    """Return the proxy of the options. Raises InvalidOption for one that grpc cannot use."""
+    proxy = proxy_for(options.proxy, *options.netloc)
+    if proxy is not None and proxy.scheme != "http":
+        hint = 'expected "http://HOST:PORT", or "none"; or use Protocol.TCP'
+        raise InvalidOption(f"CommunicatorOptions.proxy: {str(proxy)!r}; gRPC uses HTTP proxies only: {hint}")
+    return proxy
 
 
 async def _learn_protection(link: Link, call: grpc.aio.StreamStreamCall) -> None:

@@ -10,6 +10,8 @@ import re
 from typing import NamedTuple
 
 from netq.errors import SecurityError
+from netq.io.tunnel import refusal
+from netq.proxy import Proxy
 from netq.text import printable
 
 
@@ -76,11 +78,14 @@ _RULES = (
     ),
     _Rule("message larger than max", ConnectionResetError, "it sent a packet that is larger than any of netq"),
 )
+_PROXY = re.compile(r"HTTP proxy returned response code (\d+)")
 _WRAPPING = re.compile(r".*last error: [A-Z_]+: (?:ipv[46]|unix):\S+: ")
 
 
-def translate(details: str, peer: str) -> Exception:
-    """Return netq's error for the text that grpc reports of `peer`."""
+def translate(details: str, peer: str, proxy: Proxy | None = None) -> Exception:
+    """Return netq's error for the text that grpc reports of `peer`, and of the proxy on the way to it."""
+    if proxy is not None and (found := _PROXY.search(details)):
+        return refusal(proxy, int(found[1]))
     for rule in _RULES:
         if found := re.search(rule.pattern, details):
             return rule.kind(rule.sentence.format(peer=peer, why=_words(found)))

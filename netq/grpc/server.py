@@ -15,7 +15,7 @@ from netq.grpc.channel_options import CONNECT, SERVICE
 from netq.grpc.handle import EventLoopHandle
 from netq.grpc.stream import StreamFunctions
 from netq.grpc.tls import Files, headers, of_server, protection, refusal, renewed
-from netq.io.connect import bind, cannot_listen
+from netq.io.connect import bind, cannot_listen, check_no_proxy
 from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.runtime.link import LinkListener
@@ -28,6 +28,7 @@ class ServerTransport:
     """Listens, and makes a link for each stream that a client opens."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        check_no_proxy(listener.options, "a server listens, and connects to nothing")
         security = listener.options.security
         self.netloc = listener.options.netloc
         self._listener = listener

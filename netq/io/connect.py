@@ -1,5 +1,7 @@
 """Connects a socket without waiting: resolves a host, and tries its addresses one after the other. Also binds one.
 
+Through a proxy it connects to that instead, and asks it for a tunnel (netq/io/tunnel.py).
+
 For transports whose links begin with a socket of their own. Runs in the thread of the loop; only the lookup of a name,
 which may take seconds, runs in a thread of its own. Knows nothing of the protocol.
 """
@@ -19,9 +21,11 @@ from typing import Any
 
 from netq.errors import AddressError, InvalidOption
 from netq.io.loop import Loop
-from netq.io.selector import WRITE
+from netq.io.selector import READ, WRITE
 from netq.io.timers import Timer
-from netq.options import NetworkLocation
+from netq.io.tunnel import Tunnel, tunnel
+from netq.options import CommunicatorOptions, NetworkLocation
+from netq.proxy import ENVIRONMENT, NONE, Proxy, proxy_for
 
 Address = tuple[int, Any]  # family, and what connect takes
 _NO_HOST = "expected a host's name or address, without port or scheme; only Protocol.SHM takes the path of a socket"
@@ -30,34 +34,41 @@ _NO_HOST = "expected a host's name or address, without port or scheme; only Prot
 class Connector:
     """Each `connect` is one attempt at all addresses of the host. It ends in a call of `connected` or `failed`.
 
-    `connected` gets a non-blocking socket, and owns it. `timeout` is for each address. Raises InvalidOption.
+    `connected` gets a non-blocking socket, and owns it. The options' handshake_timeout is for each address, and for a
+    proxy's answer. Raises InvalidOption.
     """
 
     def __init__(
         self,
         loop: Loop,
-        netloc: NetworkLocation,
-        timeout: float,
+        options: CommunicatorOptions,
         connected: Callable[[socket.socket], object],
         failed: Callable[[OSError], object],
     ) -> None:
-        check(netloc)
+        check(options.netloc)
+        self._proxy = proxy_for(options.proxy, *options.netloc)
         self._loop = loop
-        self._netloc = netloc
-        self._timeout = timeout
+        self._netloc = options.netloc
+        self._timeout = options.connection.handshake_timeout
         self._connected = connected
         self._failed = failed
         self._sock: socket.socket | None = None  # while it is connecting
         self._timer: Timer | None = None
         self._closed = False
 
+    @property
+    def address(self) -> str:
+        """The address of the server, and of the proxy on the way to it, for log lines."""
+        return address(self._netloc, self._proxy)
+
     def connect(self) -> None:
         """Resolve the host, then connect."""
+        host, port = self._netloc if self._proxy is None else (self._proxy.host, self._proxy.port)
         try:
-            self._try(look_up(*self._netloc, numeric=True))
+            self._try(look_up(host, port, numeric=True))
         except socket.gaierror:  # it is a name, and its lookup may take seconds
             call = self._loop.call
-            look_up_in_thread(*self._netloc, partial(call, self._try), partial(call, self._refused, []))
+            look_up_in_thread(host, port, partial(call, self._try), partial(call, self._refused, []))
 
     def close(self) -> None:
         """Stop connecting, without a call of `connected` or `failed`."""
@@ -75,10 +86,15 @@ class Connector:
                 sock.connect(address)
         except OSError as error:
             return self._refused(others, error)
-        late = TimeoutError("it does not answer")
-        self._timer = self._loop.at(time.monotonic() + self._timeout, self._refused, others, late)
+        self._set_timer(others)
         self._loop.watch(sock, WRITE, lambda mask: self._answered(sock, others))
         return None
+
+    def _set_timer(self, others: list[Address]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        late = TimeoutError("it does not answer")
+        self._timer = self._loop.at(time.monotonic() + self._timeout, self._refused, others, late)
 
     def _answered(self, sock: socket.socket, others: list[Address]) -> None:
         # A socket becomes writable when the attempt is over, in either way; SO_ERROR says in which. The timer for this
@@ -88,11 +104,34 @@ class Connector:
             return self._refused(others, OSError(number, os.strerror(number)))
         if is_own_end(sock):
             return self._refused(others, ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)))
+        if self._proxy is None:
+            return self._done(sock)
+        steps = tunnel(self._proxy, self._netloc, sock.sendall)
+        try:
+            wanted = next(steps)
+        except OSError as error:
+            return self._refused(others, error)
+        self._set_timer(others)
+        self._loop.watch(sock, READ, lambda mask: self._converse(sock, others, steps, wanted))
+        return None
+
+    def _converse(self, sock: socket.socket, others: list[Address], steps: Tunnel, wanted: int) -> None:
+        """Read what the proxy has answered so far, and say what follows."""
+        try:
+            while True:
+                wanted = steps.send(sock.recv(wanted))
+        except StopIteration:
+            self._done(sock)
+        except BlockingIOError:  # the rest is still to come
+            self._loop.watch(sock, READ, lambda mask: self._converse(sock, others, steps, wanted))
+        except OSError as error:
+            self._refused(others, error)
+
+    def _done(self, sock: socket.socket) -> None:
         self._loop.forget(sock)
         self._sock = None
         self._abandon()
         self._connected(sock)
-        return None
 
     def _refused(self, others: list[Address], error: OSError) -> None:
         self._abandon()
@@ -101,7 +140,7 @@ class Connector:
         if others:
             self._try(others)
         else:
-            self._failed(error)
+            self._failed(error if self._proxy is None else at_proxy(self._proxy, error))
 
     def _abandon(self) -> None:
         if self._timer is not None:
@@ -111,6 +150,22 @@ class Connector:
             self._loop.forget(self._sock)
             self._sock.close()
             self._sock = None
+
+
+def address(netloc: NetworkLocation, proxy: Proxy | None) -> str:
+    """Return the address of a server, and of the proxy on the way to it, for log lines."""
+    return "{}:{}".format(*netloc) + ("" if proxy is None else f" through {proxy}")
+
+
+def at_proxy(proxy: Proxy, error: Exception) -> OSError:
+    """Return the error of an attempt that ended at the proxy, with its name."""
+    return ConnectionError(f"the proxy {proxy}: {error}")
+
+
+def check_no_proxy(options: CommunicatorOptions, why: str) -> None:
+    """Raise InvalidOption if a proxy is given where none is of use."""
+    if options.proxy not in (ENVIRONMENT, NONE):
+        raise InvalidOption(f'CommunicatorOptions.proxy: {options.proxy!r}; {why}; expected "environment" or "none"')
 
 
 def is_own_end(sock: socket.socket) -> bool:

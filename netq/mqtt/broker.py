@@ -88,7 +88,8 @@ class Broker:
         self._listener = listener
         self._tls = None if options.security is None else client_side(options.security, options.netloc.host)
         self._timeout = options.connection.handshake_timeout
-        self._connector = Connector(loop, options.netloc, self._timeout, self._on_connected, self.fail)
+        self._connector = Connector(loop, options, self._on_connected, self.fail)
+        self.address = self._connector.address
         # The present attempt or connection.
         self.connected = False  # since CONNACK
         self._since = -math.inf  # when it was accepted last

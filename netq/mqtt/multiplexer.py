@@ -97,7 +97,7 @@ class Multiplexer:
     @property
     def broker_address(self) -> str:
         """The broker's address, for log lines."""
-        return "{}:{}".format(*self.options.netloc)
+        return self.broker.address
 
     # For the transport.
 

@@ -48,6 +48,7 @@ class ListeningSocket:
 def check(options: CommunicatorOptions) -> None:
     """Raise InvalidOption if this system does not support shared memory, or shared memory an option."""
     check_system("Protocol.SHM", "Protocol.TCP")
+    tcp.check_no_proxy(options, "shared memory does not leave this machine")
     if options.security is not None:
         raise InvalidOption(
             "CommunicatorOptions.security: shared memory takes none: nothing leaves this machine, and the kernel says "

@@ -25,13 +25,7 @@ class ClientTransport:
         self._tls = None if options.security is None else client_side(options.security, self.netloc.host)
         if options.security is not None:
             check_put_merge(options, "TLS")
-        self._connector = Connector(
-            loop,
-            self.netloc,
-            options.connection.handshake_timeout,
-            self._connected,
-            lambda error: listener.lost(None, error),
-        )
+        self._connector = Connector(loop, options, self._connected, lambda error: listener.lost(None, error))
 
     def open(self) -> None:
         """Look up the host, then connect."""
@@ -42,10 +36,9 @@ class ClientTransport:
         self._connector.close()
 
     def _connected(self, sock: socket.socket) -> None:
-        address = "{}:{}".format(*self.netloc)
         tune(sock)
-        stream = wrap(sock, self._tls)
-        self._listener.attach(Link(self._listener, self._loop, stream, self._listener.connect(), address))
+        stream, connection = wrap(sock, self._tls), self._listener.connect()
+        self._listener.attach(Link(self._listener, self._loop, stream, connection, self._connector.address))
 
 
 class Communicator(core.Communicator):

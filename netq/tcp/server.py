@@ -7,7 +7,7 @@ from typing import Any
 
 from netq import core
 from netq.io.accept import Acceptor
-from netq.io.connect import bind
+from netq.io.connect import bind, check_no_proxy
 from netq.io.loop import Loop
 from netq.io.sockets import tune, wrap
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
@@ -22,6 +22,7 @@ class ServerTransport:
     """A transport that makes a link of each accepted connection."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        check_no_proxy(listener.options, "a server listens, and connects to nothing")
         security = listener.options.security
         self.netloc = listener.options.netloc
         self._listener = listener

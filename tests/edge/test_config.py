@@ -115,6 +115,12 @@ def test_messages_are_no_larger_than_training_or_machine_allow(tmp_path: Path, m
     assert sizes("[training]\nmemory = 30\n") == (30_000_000, 30_000_000)
 
 
+def test_proxy_is_for_the_connection(tmp_path: Path) -> None:
+    (text,) = Page("docs/how-to/proxy.md").blocks("toml")
+    assert edge.Config.load(write(tmp_path, text)).options().proxy == "http://proxy.hospital.example:3128"
+    assert edge.Config.load(write(tmp_path, SERVER)).options().proxy == "environment"
+
+
 def test_default_id_is_new_each_time(tmp_path: Path) -> None:
     path = write(tmp_path, SERVER)
     assert edge.Config.load(path).id != edge.Config.load(path).id
@@ -154,6 +160,8 @@ def test_every_connection_option_can_be_set(tmp_path: Path) -> None:
         ('[server]\nhost = "a"\nport = 65536\n', "server.port: 65536", "a whole number from 1 to 65535"),
         (SERVER + 'protocol = "pigeon"\n', "server.protocol: 'pigeon'", 'expected "tcp" or "mqtt" or "grpc" or "shm"'),
         (SERVER + "protocol = [1]\n", "server.protocol: [1]", 'expected "tcp"'),
+        (SERVER + "proxy = 8\n", "server.proxy: 8", 'expected "http://HOST:PORT"'),
+        (SERVER + 'proxy = "https://p:1"\n', "server.proxy: 'https://p:1'", "only what passes it"),
         (SERVER + '[client]\nid = "7a9c"\n', "client.id: '7a9c'", "expected a UUID"),
         (SERVER + "[client]\nid = 7\n", "client.id: 7", "expected a UUID"),
         (SERVER + "[client]\ntrain = 7\n", "client.train: 7", 'expected "module:function"'),

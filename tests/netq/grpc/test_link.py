@@ -11,7 +11,7 @@ from netq.testing.log import LogRecorder
 from tests.netq.grpc.tap import DATA, GOAWAY, PING, Tap
 
 MIB = 1024**2
-BEATS: dict[str, Any] = {"heartbeat": 0.2, "misses": 3}
+BEATS: dict[str, Any] = {"heartbeat": 0.2, "misses": 100}  # a busy machine may hold one up for seconds
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def new_multiplexer(*, is_server: bool) -> Multiplexer:
     loop = SimpleNamespace(call=lambda *_: None)
     host = cast(MultiplexerListener, SimpleNamespace(up=lambda: None))
     new_multiplexer = Multiplexer(cast(LinkListener, listener), cast(Loop, loop), host, is_server=is_server)
-    new_multiplexer.broker = cast(Broker, SimpleNamespace(publish=lambda *_: None))
+    new_multiplexer.broker = cast(Broker, SimpleNamespace(publish=lambda *_: None, address="broker:1883"))
     return new_multiplexer
 
 
