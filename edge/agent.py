@@ -36,6 +36,7 @@ from edge.worker import Order, Plan
 from fl.conversation import Conversation, KnownServer
 from fl.envelope import Final, Finished, Task
 from fl.membership import Membership, take_part
+from netq.cli.terminal import told_if_slow
 from netq.utils.stream import Stream
 
 log = logging.getLogger("edge")
@@ -98,7 +99,8 @@ class Agent:
             until(lambda: config.fit.check(self._machine))
             with until(lambda: Spool(config.state)) as self._spool:
                 self._supervisor.ready()  # before an import that may take longer than a start may (TimeoutStartSec)
-                until(self._child.check)
+                with told_if_slow(log, f"importing {self._work.title}"):
+                    until(self._child.check)
                 self._patience.passed()
                 if config.training.memory is not None and not self._group.is_whole:
                     log.warning("%s", self._group.says())

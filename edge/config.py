@@ -5,7 +5,7 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 
 [server]      host, port         address of the server. Required
               protocol           transport; default "tcp"
-              proxy              on the way to it: "http://HOST:PORT", "socks5://HOST:PORT", or "none"; default: what the
+              proxy              on the way to it: "http://HOST:PORT", "socks5://HOST:PORT" or "none"; default: what the
                                  variables https_proxy, all_proxy and no_proxy say
 [client]      id                 this device's UUID; default: a new one each time the file is loaded. Not with a
                                  certificate of its own, which names its id

@@ -23,6 +23,7 @@ from netq.version import DISTRIBUTION
 
 _WATCHDOG = 60  # seconds: longer than the disk takes to store an update
 _PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")  # PrivateTmp, PrivateDevices
+_OF_ROOT = "/root"
 _FOR_ALL = {False: stat.S_IROTH, True: stat.S_IXOTH}  # what a file and a folder need for DynamicUser
 
 
@@ -123,6 +124,7 @@ def containerfile(file: Path) -> str:
 # them in .containerignore.
 FROM docker.io/library/python:3.11-slim
 COPY *.whl /tmp/
+# What the training imports is to be added, as torch is: pip install … torch --index-url (its index for the CPU).
 RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[fl,security]" && rm /tmp/*.whl \\
  && useradd --system --no-create-home edge && install -d -o edge -m 700 /state
 COPY --chown=edge . /device
@@ -172,10 +174,13 @@ def _check_options(name: str, memory: str, devices: list[str]) -> None:
 
 def _doubt(file: Path) -> str:
     """Return why the service could not read the file, which has a user and a /tmp of its own; "" if it can."""
-    private = next((each for each in _PRIVATE if file.is_relative_to(each)), None)
-    if private is not None:
-        return f"\nbut move {file} elsewhere first: the service has a {private} of its own"
+    for needed, what in ((file, str(file)), (Path(sys.prefix), f"the Python environment {sys.prefix}")):
+        private = next((each for each in _PRIVATE if needed.is_relative_to(each)), None)
+        if private is not None:
+            return f"\nbut move {what} elsewhere first: the service has a {private} of its own"
     closed = [str(each) for each in (file, *file.parents) if not each.stat().st_mode & _FOR_ALL[each.is_dir()]]
+    if _OF_ROOT in closed:
+        return f"\nbut move {file} elsewhere first, as to /etc/edge: {_OF_ROOT} is root's, and the service is not root"
     return f"\nbut first let the service's user read it: chmod o+rX {shlex.join(closed)}" if closed else ""
 
 

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -46,7 +47,7 @@ from fl.errors import CheckpointError
 from fl.server.checkpoint import load
 from fl.tensors import files
 from fl.tensors.spec import Model
-from netq.cli.terminal import fail, log_to_stderr, outlive_readers
+from netq.cli.terminal import fail, log_to_stderr, outlive_readers, told_if_slow
 from netq.errors import AddressError, InvalidOption, NetqError, SecurityError
 from netq.io.interrupts import outside_steps
 from netq.options import CommunicatorOptions, Protocol
@@ -103,13 +104,16 @@ def serve(
     """Run an aggregator, until its rounds are done."""
     _on_signals(_stop)
     with _command(verbose):
-        _serve(Config.load(config))
+        _serve(_load(config))
 
 
 @app.command(epilog="Example: fl simulate aggregator.toml --train farm.training:train --clients 8")
 def simulate(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="an aggregator's file")],
     train: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="the train function of the clients")],
+    evaluate: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="their evaluate function, for server.evaluate")
+    ] = None,
     clients: Annotated[int, typer.Option(min=1, help="number of clients")] = 4,
     processes: Annotated[int | None, typer.Option(min=1, help="processes for them; default: one a core")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="of their random numbers; default: a new one")] = None,
@@ -123,7 +127,13 @@ def simulate(
     """
     with _command(verbose):
         train_function = function("--train", train, "farm.training:train")
-        _simulate(Config.load(config).simulated(), [train_function] * clients, processes=processes, seed=seed)
+        evaluate_function = None if evaluate is None else function("--evaluate", evaluate, "farm.training:evaluate")
+        loaded = _load(config).simulated()
+        if loaded.settings.get("evaluate") and evaluate is None:
+            log.info("server.evaluate is not used: --evaluate MODULE:FUNCTION gives the clients a function for it")
+            loaded = replace(loaded, settings={**loaded.settings, "evaluate": False})
+        simulated = [fl.Client(train_function, evaluate_function) for _ in range(clients)]
+        _simulate(loaded, simulated, processes=processes, seed=seed)
 
 
 _RunConfig = Annotated[
@@ -303,6 +313,11 @@ def status(
         show(address, stage, authority, key, certificate, password_file, as_json=json)
 
 
+def _load(path: Path) -> Config:
+    with told_if_slow(log, f"importing what {path} names"):
+        return Config.load(path)
+
+
 def _serve(config: Config) -> None:
     if config.save is None and config.checkpoint is None:
         text = "%s: the last model will be dropped; to keep it set model.save, as in %s, or server.checkpoint"
@@ -364,7 +379,7 @@ def _mlflow(config: Config, uri: str) -> MLflow:
         raise AddressError(f"{config.path}: callbacks.mlflow: {error}") from error
 
 
-def _simulate(config: Config, clients: list[Callable[..., Any]], **options: Any) -> None:
+def _simulate(config: Config, clients: list[fl.Client], **options: Any) -> None:
     with ExitStack() as stack:
         callbacks = _measured(config, stack)
         try:

@@ -56,6 +56,11 @@ class Trainer:
         self.state: dict[str, Any] = {}
         self.local: dict[str, Any] = {}
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is a function to evaluate."""
+        return self._functions["evaluate"] is not None
+
     def answer(self, task: Envelope, rate: float | None = None) -> Finished | str:
         """Do a task that came as bytes. Return the reply as bytes, or the reason why there is none.
 

@@ -176,14 +176,25 @@ class File:
         if key not in self.table(table):
             return None
         path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
-        if not os.path.isdir(path.parent):  # not Path's, which raises for a name that is too long
-            raise self.wrong(f"{table}.{key}: {str(path)!r}; there is no folder {str(path.parent)!r}: make it", NotNow)
+        self.check_folders(f"{table}.{key}")
         expected = "a folder, and there is a file of this name" if folder else "a file, and this is a folder"
         self.check(f"{table}.{key}", str(path), os.path.isdir(path) == folder or not os.path.exists(path), expected)
         name = "a name that may be written to" + (", and so may be others beside it" if suffix else "")
         why = _unwritable(path, suffix)
         self.check(f"{table}.{key}", str(path), not why, f"{name} ({why})", NotNow)
         return path
+
+    def check_folders(self, *keys: str) -> None:
+        """Raise one InvalidOption for all outputs whose parent folder is not there. `keys`: as in "model.save"."""
+        missing = []
+        for key in keys:
+            table, _, name = key.partition(".")
+            value = self.table(table).get(name)
+            path = self.path.parent / value if isinstance(value, str) and value else None
+            if path is not None and not os.path.isdir(path.parent):  # not Path's, which raises for too long a name
+                missing.append(f"{key}: {str(path)!r}; there is no folder {str(path.parent)!r}: make it")
+        if missing:
+            raise self.wrong("; ".join(missing), NotNow)
 
     def folder(self, table: str, key: str) -> Path:
         """Return the path of a folder that exists and is writable."""

@@ -98,6 +98,7 @@ class Config:
         """
         file = File(Path(path), "the aggregator's TOML file")
         file.check_names(KEYS)
+        file.check_folders("server.checkpoint", "model.save", "callbacks.json", "callbacks.tensorboard")
         protocol = file.choice("server", "protocol", Protocol.TCP)
         return cls(
             path=file.path,

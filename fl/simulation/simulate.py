@@ -13,7 +13,10 @@ before `simulate` returns, and when this process ends. Processes that a client's
 
 from __future__ import annotations
 
+import base64
+import html
 import inspect
+import io
 import logging
 import os
 import secrets
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import netq
+from fl.callbacks import plots
 from fl.callbacks.base import Callback, ClientState
 from fl.client import Client
 from fl.errors import SimulationError
@@ -65,6 +69,17 @@ class Result:
         counted = sum(bool(report.clients) for report in self.reports)
         size = nbytes(self.model) / 1e6
         return f"<Result: {counted} rounds, {len(self.model)} tensors of {size:.3g} MB, seed {self.seed}{last}>"
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows: the line above, and the first metric and the bytes by round."""
+        try:
+            figure = plots.rounds({"": self.reports})
+        except (ValueError, ImportError):  # no metric; no matplotlib
+            return None
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=80)
+        picture = base64.b64encode(image.getvalue()).decode()
+        return f'<pre>{html.escape(repr(self))}</pre><img alt="rounds" src="data:image/png;base64,{picture}">'
 
 
 def simulate(
@@ -117,6 +132,9 @@ def simulate(
         wanted, there = settings.get(name), len(clients)
         enough = not isinstance(wanted, int) or wanted <= there
         expect(enough, f"simulate.{name}", wanted, f"{there} at most, as there are {there} clients")
+    asked = settings.get("evaluate", False)
+    can = any(isinstance(each, Client) and each.trainer.evaluates for each in clients)
+    expect(can or not asked, "simulate.evaluate", asked, "a client that can, as in fl.Client(train, evaluate)")
     reports: list[RoundReport] = []
     measured: list[Any] = []
     with WorkerPool(shares, Calls(seed)) as workers:

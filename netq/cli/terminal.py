@@ -9,7 +9,9 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
@@ -58,6 +60,18 @@ def log_to_stderr(level: int, translate: Callable[[str], str] = str, *, present:
 def stop(signum: int, frame: FrameType | None) -> None:
     """Unwind the stack, so that communicators close their sessions. A signal handler."""
     raise SystemExit(0)
+
+
+@contextmanager
+def told_if_slow(log: logging.Logger, what: str, seconds: float = 5.0) -> Iterator[None]:
+    """Log what the `with` block does if it takes longer: a start that imports torch on a board looks hung."""
+    timer = threading.Timer(seconds, log.info, (what,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def fail(command: str, error: Exception, status: int) -> int:

@@ -153,6 +153,17 @@ def test_file_that_the_service_cannot_read_is_named(tmp_path: Path, monkeypatch:
     assert doubts() == []
     path.chmod(0o600)
     assert doubts() == [f"but first let the service's user read it: chmod o+rX {path}"]
+    monkeypatch.setattr("edge.install._FOR_ALL", {False: stat.S_IROTH, True: stat.S_IXOTH})
+    monkeypatch.setattr("edge.install._OF_ROOT", str(tmp_path))
+    tmp_path.chmod(0o700)
+    (said,) = doubts()
+    assert said.startswith(f"but move {path} elsewhere first, as to /etc/edge: {tmp_path} is root's")
+    monkeypatch.setattr("edge.install._PRIVATE", ("/tmp/of-python",))
+    monkeypatch.setattr("sys.prefix", "/tmp/of-python/venv")
+    (said,) = doubts()
+    assert said.startswith(
+        "but move the Python environment /tmp/of-python/venv elsewhere first: the service has a /tmp"
+    )
 
 
 @pytest.mark.parametrize(

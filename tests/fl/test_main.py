@@ -524,6 +524,22 @@ def test_simulate_runs_the_rounds_of_a_file(tmp_path: Path) -> None:
     assert not [name for name in ("rounds.jsonl", "model.npz", "federation.ckpt") if (tmp_path / name).exists()]
 
 
+def evaluate(model: Mapping[str, Any], config: Mapping[str, Any]) -> fl.Report:
+    return fl.Report(1, {"w": float(model["w"][0])})
+
+
+def test_simulate_evaluates_with_a_function_of_the_clients(tmp_path: Path) -> None:
+    path = write(tmp_path, server="evaluate = true", more="[strategy]\nconfig = { step = 2.0 }")
+    arguments = ["simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "2", "--processes", "1"]
+    done = call(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("server.evaluate is not used: --evaluate MODULE:FUNCTION gives") == 1
+    assert "left out" not in done.stderr
+    done = call(*arguments, "--evaluate", "tests.fl.test_main:evaluate")
+    assert done.returncode == 0, done.stderr
+    assert [each["evaluation"]["w"] for each in read(tmp_path / "simulated-rounds.jsonl")][-3:] == [2, 4, 6]
+
+
 def test_simulate_with_too_few_clients_names_the_file(tmp_path: Path) -> None:
     path = write(tmp_path)
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 3\nmin_clients = 6"))

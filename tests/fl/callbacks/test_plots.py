@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import sys
 import warnings
@@ -15,6 +16,7 @@ import pytest
 import fl
 from fl.callbacks import plots
 from fl.callbacks.jsonl import JsonLines
+from fl.simulation.simulate import Result
 from netq.text import printable
 from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.callbacks.test_names import METRICS
@@ -179,3 +181,15 @@ def test_missing_file_is_reported_before_missing_matplotlib(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(FileNotFoundError):
         plots.rounds({"run": tmp_path / "none.jsonl"})
+
+
+def test_result_of_a_simulation_is_a_picture_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Result(zeros(), reports(0.5, 0.6), [], 3)
+    shown = result._repr_html_()
+    assert shown is not None
+    assert shown.startswith("<pre>&lt;Result: 2 rounds, ")
+    _, _, picture = shown.partition('src="data:image/png;base64,')
+    assert base64.b64decode(picture.rstrip('">')).startswith(b"\x89PNG")
+    assert Result(zeros(), [], [], 3)._repr_html_() is None  # nothing to draw
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert result._repr_html_() is None

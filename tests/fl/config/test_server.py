@@ -426,6 +426,13 @@ def test_wrong_values_are_named_with_what_was_expected(tmp_path: Path, text: str
     assert expectation in said
 
 
+def test_missing_folders_are_named_at_once(tmp_path: Path) -> None:
+    more = "save = 'out/m.npz'\n[callbacks]\ntensorboard = 'runs/a'\njson = 'rounds.jsonl'\n"
+    said = refusal(tmp_path, SERVER + "checkpoint = 'state/x.ckpt'\n" + MODEL + more)
+    folders = [f"there is no folder '{tmp_path / name}': make it" for name in ("state", "out", "runs")]
+    assert [said.count(each) for each in folders] == [1, 1, 1]
+
+
 def test_zstd_without_zstandard_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     said = refusal(tmp_path, f'{LEAST}[strategy]\ncompression = "int8, zstd=3"\n')

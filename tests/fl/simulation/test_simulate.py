@@ -110,6 +110,11 @@ def test_evaluation_needs_no_turn() -> None:
     assert [report.evaluation for report in result.reports] == [{"w": 2 * n, "partition": 0.5} for n in (1, 2, 3)]
 
 
+def test_evaluation_that_no_client_can_do_is_refused() -> None:
+    with pytest.raises(netq.InvalidOption, match=r"simulate.evaluate: True; expected .*fl.Client\(train, evaluate\)"):
+        simulate(zeros(), [adds(1)] * 2, 3, evaluate=True, **SETTINGS)
+
+
 @pytest.mark.slow
 def test_digits_equal_the_reference_loop() -> None:
     from examples.digits import data  # not at the top: a spawned process imports this module, and need not these

@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import netq
-from netq.cli.terminal import Formatter, sentence
+from netq.cli.terminal import Formatter, sentence, told_if_slow
 from netq.testing.fixtures import LIMIT
+from netq.testing.log import LogRecorder
 from tests.servers import ports
 
 EVIL = "red \x1b[31m, title \x1b]0;x\x07, another line\r\n2026-01-01 INFO netq: all is well, backwards \u202e, \udc80"
@@ -30,6 +32,18 @@ def test_a_record_is_one_printable_line() -> None:
     assert line.isprintable()
     assert r"ERROR netq: it is red \x1b[31m" in line
     assert r"another line\r\n2026-01-01" in line
+
+
+def test_only_a_slow_start_is_told() -> None:
+    with LogRecorder() as log:
+        with told_if_slow(logging.getLogger("netq"), "importing much", seconds=0.0):
+            log.wait("importing much")
+        with told_if_slow(logging.getLogger("netq"), "importing little", seconds=LIMIT):
+            pass
+        assert not log.having("importing little")
+    assert not [
+        each for each in threading.enumerate() if isinstance(each, threading.Timer) and not each.finished.is_set()
+    ]
 
 
 def test_a_traceback_keeps_its_lines() -> None:
