@@ -14,6 +14,7 @@ server selects among devices that are fit.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from dataclasses import replace
@@ -34,7 +35,7 @@ from edge.traffic import Traffic
 from edge.work import Work, federation
 from edge.worker import Order, Plan
 from fl.conversation import Conversation, KnownServer
-from fl.envelope import Final, Finished, Task
+from fl.envelope import Described, Final, Finished, Task
 from fl.membership import Membership, take_part
 from netq.cli.terminal import told_if_slow
 from netq.utils.stream import Stream
@@ -42,6 +43,7 @@ from netq.utils.stream import Stream
 log = logging.getLogger("edge")
 
 _LOOK = 10.0  # seconds between readings of the sensors
+_DESCRIBED = 60.0  # seconds for a server to say what its tasks are like: one that waits for clients looks every second
 
 
 def run(config: Config) -> None:
@@ -60,6 +62,10 @@ def run(config: Config) -> None:
 
 class _Unfit(Exception):
     """The device is not fit for tasks; the text says why."""
+
+
+class _Undescribed(Exception):
+    """The server has not said what its tasks are like."""
 
 
 class Agent:
@@ -87,6 +93,7 @@ class Agent:
         self._gate = Gate(config.fit)
         self._machine = Machine()
         self._link = KnownServer()
+        self._checks = config.check  # before it takes part
         self._traffic = Traffic()
         self.final = final
 
@@ -114,22 +121,38 @@ class Agent:
             self._child.kill()
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
-        """Do the tasks of a session."""
-        self._patience.passed()
+        """Do the tasks of a session. The first one only tries a training out, if the device checks itself."""
         conversation = self._work.converse(queue, membership, self._link)
         host, port = self._config.netloc
+        described_by = math.inf
+        if self._checks:
+            described_by = time.monotonic() + _DESCRIBED
+            conversation.ask("it tries a training out before it takes part (client.check)")
+        else:
+            self._patience.passed()
 
         def idle() -> float | None:
             self._supervisor.status(f"waiting for tasks of {host}:{port}")
             if conversation.is_sending or membership.over:  # the last model comes, and no task
                 return self._supervisor.alive()
             self._supervisor.check_copies()
-            return self._check_fit(self._traffic.after_round())
+            due = self._check_fit(self._traffic.after_round())
+            if described_by == math.inf:
+                return due
+            if (left := described_by - time.monotonic()) <= 0:
+                raise _Undescribed
+            return left if due is None else min(due, left)
 
         try:
             while (task := conversation.next_task(idle)) is not None:
+                if isinstance(task, Described):
+                    self._try_out(conversation, task)
+                    return
                 self._answer(conversation, task)
             self.final = conversation.final if membership.over else None
+        except _Undescribed:
+            log.warning("the server does not say what its tasks are like; taking part without a check (client.check)")
+            self._checks = False
         except _Unfit as unfit:
             log.info("leaving until the device is fit again: %s", unfit)
             conversation.leave(str(unfit))
@@ -147,6 +170,23 @@ class Agent:
             raise
         self._supervisor.status(task.title)
         self._do(conversation, task)
+
+    def _try_out(self, conversation: Conversation, described: Described) -> None:
+        """Train once with a model like the server's. The next session gets tasks. Raises ChildFailed."""
+        self._supervisor.status("trying a training out")
+        begin = time.monotonic()
+        try:
+            with self._spool.fresh() as file:
+                answer = self._child.do(Order("check"), described.stream, file, None)
+            os.close(answer.fd)
+        except ChildFailed as error:
+            conversation.leave(f"its check has failed: {error}")
+            raise ChildFailed(f"the check before it takes part: {error}") from None
+        finally:
+            self._child.end()  # what the trial has left as state is not for the first task
+        self._link.check = time.monotonic() - begin
+        self._checks = False
+        log.info("a training was tried out: %.1f s", self._link.check)
 
     def _hand_over(self, final: Final, path: Path) -> None:
         """Write the last model, and run the owner's command. Waits for a disk that is full. Raises FileChanged."""

@@ -2,23 +2,20 @@
 
 Does what the agent does, in its order: starts the child, reads the sensors, looks at the folder for the state, connects
 to the server, and does a task. The task is a model of zeros like the server's, which the server describes on request
-(envelope.Describe); it gives no task to a client that asks so. Needs numpy, unlike the agent.
+(envelope.Describe); it gives no task to a client that asks so. Needs numpy, unlike the agent. What is tried out here by
+a person, the agent tries by itself with `client.check`.
 
 Called by edge/__main__.py. Writes to stdout, and changes nothing in the folder for the state.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 import netq
 from edge.agent import child_of
@@ -28,16 +25,12 @@ from edge.group import Group
 from edge.machine import Machine
 from edge.record import Record
 from edge.supervisor import Supervisor
+from edge.tasks import described_size
 from edge.work import Work
 from edge.worker import Order
-from fl.compression.packed import Unpacked
-from fl.envelope import Describe, Introduction, Job
+from fl.envelope import Describe, Introduction
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Description, Reply, Skip, Task, Update
-from fl.tensors.dtypes import TORCH_ONLY
-from fl.tensors.model import check_specs
-from fl.tensors.roles import SENT, of_role
-from fl.tensors.spec import DTYPES, specs_of
 from netq.cli.doctor import Reached, describe, reach
 from netq.text import printable
 from netq.toml_file import in_file_terms
@@ -82,8 +75,7 @@ def check(config: Config, work: Work, group: Group, *, train: bool = True) -> bo
             received = _model_size(answer.description)
             _show_answer(config, answer, received)
             _check_model_size(config, received)  # before a model of this size is made
-            model = {name: _zeros(*tensor) for name, tensor in answer.description.tensors.items()}
-            sent = _train(child, answer.description, model) if train else 0
+            sent = _train(child, answer.description) if train else 0
             _check_traffic(config, received + sent)
         return answer is not None or config.train is None
     finally:
@@ -180,15 +172,10 @@ def _described(queue: netq.Communicator, config: Config) -> list[_Answer]:
 
 def _model_size(description: Description) -> int:
     """Return the bytes of the server's model. Raises CheckFailed for a dtype that no model has."""
-    size = 0
-    for name, (shape, dtype, is_torch) in description.tensors.items():
-        if dtype not in DTYPES or (dtype in TORCH_ONLY and not is_torch):
-            tensor = f"the tensor {printable(repr(name), 100)} as {printable(repr(dtype), 100)}"
-            known = ", ".join(DTYPES)
-            raise CheckFailed(f"the server describes {tensor}; expected one of {known}: it has another version of fl")
-        bits = re.search("[0-9]+", dtype)
-        size += math.prod(shape) * (1 if bits is None else int(bits[0]) // 8)  # bool has a byte
-    return size
+    try:
+        return described_size(description)
+    except InvalidUpdate as error:
+        raise CheckFailed(str(error)) from None
 
 
 def _check_model_size(config: Config, size: int) -> None:
@@ -214,21 +201,12 @@ def _show_answer(config: Config, answer: _Answer, size: int) -> None:
         _show("state", f"{config.state}: too full for {_UPDATES} updates, which are then kept in memory")
 
 
-def _train(child: Child, description: Description, model: dict[str, Any]) -> int:
-    """Do a task, and show what it took. Return the bytes of the update. Raises CheckFailed, InvalidOption."""
-    job = Job(0, description.round, "train")
-    task = Task(
-        job,
-        model,
-        description.config,
-        deltas=description.deltas,
-        compression=description.compression,
-        roles=description.roles,
-    )
+def _train(child: Child, description: Description) -> int:
+    """Try a training out, and show what it took. Return the bytes of the update. Raises CheckFailed, InvalidOption."""
     file = os.memfd_create("netq-check", os.MFD_CLOEXEC)
     begin = time.monotonic()
     try:
-        answer = child.do(Order("check", None), MESSAGES.dump(task), file, None)
+        answer = child.do(Order("check"), MESSAGES.dump(description), file, None)
     except ChildFailed as error:
         raise CheckFailed(f"the training fails: {error}") from None
     finally:
@@ -241,11 +219,6 @@ def _train(child: Child, description: Description, model: dict[str, Any]) -> int
         _show("training", f"{seconds:.1f} s; it skips this task: {reply.content}")
         return 0
     assert isinstance(reply.content, Update)
-    try:
-        sent = of_role(model, description.roles, *SENT)
-        check_specs(Unpacked(reply.content.model, sent, deltas=description.deltas), specs_of(sent))
-    except InvalidUpdate as error:
-        raise CheckFailed(f"the update is not like the model, and most strategies refuse it: {error}") from None
     used, size = reply.content.metrics, reply.content.nbytes
     processors, memory = used["usage.cpu_seconds"], used["usage.memory_mb"]
     text = f"{seconds:.1f} s, {processors:.1f} s of processors, {memory:.0f} MB; an update of {size / 1e6:.3g} MB"
@@ -261,11 +234,3 @@ def _check_traffic(config: Config, size: int) -> None:
             f"fit.max_traffic is {limit:g} MB in 60 minutes, and one round has {size / 1e6:.3g} MB: the device would "
             "take part in one at most; give it more, or make updates smaller (client.compression)"
         )
-
-
-def _zeros(shape: tuple[int, ...], dtype: str, is_torch: bool) -> Any:
-    if not is_torch:
-        return np.zeros(shape, dtype)
-    import torch
-
-    return torch.zeros(shape, dtype=getattr(torch, dtype))

@@ -12,6 +12,7 @@ Opens no connection, starts nothing, and imports nothing of the user's.
               name               what logs and reports call this device besides its id; default: the common name of its
                                  certificate
               train, evaluate    "module:function", as in "farm.training:train"
+              check              whether to train once with a model of zeros before the device takes part; default false
               compression        compression of this device's updates, as in { dtype = "int8" }; "auto": by the measured
                                  rate of the link; default: the server's
               properties         what the server's strategy may choose by, as in { region = "eu", memory_mb = 512 }
@@ -68,7 +69,7 @@ FILE = "the device's TOML file"  # its description in errors
 SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the agent is a service
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol", "proxy"),
-    "client": ("id", "name", "train", "evaluate", "compression", "properties", "state"),
+    "client": ("id", "name", "train", "evaluate", "check", "compression", "properties", "state"),
     "model": ("path", "hook"),
     "training": tuple(option.name for option in fields(Limits)),
     "fit": fitness.KEYS,
@@ -87,6 +88,7 @@ class Config:
 
     name:            what logs and reports call this device besides its id. That of its certificate is stronger.
     train, evaluate: "module:function"; imported by the process that does the tasks.
+    check:           whether to train once with a model like the server's, of zeros, before the device takes part.
     compression:     the fields of an fl.Compression by name, its text, or "auto"; None: as the server says.
     properties:      what the server and its strategy may choose by, as of fl.Client.
     settings:        joined to the config that train and evaluate get, and stronger than it.
@@ -101,6 +103,7 @@ class Config:
     name: str = ""
     train: str | None = None
     evaluate: str | None = None
+    check: bool = False
     compression: Mapping[str, Any] | str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
     model: Path | None = None
@@ -132,6 +135,7 @@ class Config:
             file,
             train=_function(file, "train"),
             evaluate=_function(file, "evaluate"),
+            check="check" in file.table("client") and file.boolean("client", "check"),
             compression=_compression(file),
             properties=_properties(file),
             model=file.output("model", "path", suffix=".new"),

@@ -5,21 +5,31 @@ Adds to the metrics of each reply what the function has used (edge/usage.py).
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge.usage import Usage
 from fl.compression.auto import AUTO
 from fl.compression.compressor import Compression, as_compression
-from fl.envelope import Finished
-from fl.messages import MESSAGES, WITH_VALUES, Report, Update
+from fl.compression.packed import Unpacked
+from fl.envelope import Described, Finished, Job
+from fl.errors import InvalidUpdate
+from fl.messages import MESSAGES, WITH_VALUES, Description, Reply, Report, Task, Update
 from fl.tensors import files
+from fl.tensors.dtypes import TORCH_ONLY
+from fl.tensors.model import check_specs
+from fl.tensors.roles import SENT, of_role
 from fl.tensors.serialization import own_file, unserializable
-from fl.tensors.spec import Model
+from fl.tensors.spec import DTYPES, Model, specs_of
 from fl.trainer import Trainer
 from netq.errors import InvalidOption
+from netq.text import printable
 from netq.toml_file import function
 from netq.utils.stream import Stream
 
@@ -56,13 +66,28 @@ class TrainingTasks:
         self._trainer = Trainer(functions[0], functions[1], None if compression is None else _compression(compression))
 
     def answer(self, task: Stream, rate: float | None = None) -> Finished | str:
-        """Do a task. Return the reply as bytes, or the reason why there is none. `rate`: see fl.trainer.Trainer."""
+        """Do a task. Return the reply as bytes, or the reason why there is none. `rate`: see fl.trainer.Trainer.
+
+        A Description in place of a task is tried out by a training with a model like the server's, of zeros. Its update
+        has to be like the model. The state that it leaves is not for the next task: this process ends after it.
+        """
         before = self._trainer.state, self._trainer.local
-        answer = self._trainer.answer(WITH_VALUES.load(task), rate)
+        message = WITH_VALUES.load(task)
+        answer = self._try_out(message) if isinstance(message, Described) else self._trainer.answer(message, rate)
         if wrong := unserializable(self._trainer.state):
             self._trainer.state, self._trainer.local = before
             return f"config['state'] cannot be kept: {wrong}"
         return answer
+
+    def _try_out(self, described: Described) -> Finished | str:
+        try:
+            trial = _trial(MESSAGES.load(described.stream))
+        except InvalidUpdate as error:
+            return str(error)
+        answer = self._trainer.answer(WITH_VALUES.load(MESSAGES.dump(trial)))
+        if isinstance(answer, str):
+            return answer
+        return _unlike(trial, MESSAGES.load(answer.message)) or answer
 
     def keeps(self, answer: Finished) -> bool:
         """Return whether an answer is to be kept: an evaluation changes no state, and can be repeated."""
@@ -102,6 +127,52 @@ class TrainingTasks:
 
         measured.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
         return measured
+
+
+def described_size(description: Description) -> int:
+    """Return the bytes of the server's model. Raises InvalidUpdate for a dtype that no model has."""
+    size = 0
+    for name, (shape, dtype, is_torch) in description.tensors.items():
+        if dtype not in DTYPES or (dtype in TORCH_ONLY and not is_torch):
+            tensor = f"the tensor {printable(repr(name), 100)} as {printable(repr(dtype), 100)}"
+            known = ", ".join(DTYPES)
+            raise InvalidUpdate(f"the server describes {tensor}; expected one of {known}: it has another version of fl")
+        bits = re.search("[0-9]+", dtype)
+        size += math.prod(shape) * (1 if bits is None else int(bits[0]) // 8)  # bool has a byte
+    return size
+
+
+def _trial(description: Description) -> Task:
+    """Return a task as the server describes it, with a model of zeros. Raises InvalidUpdate."""
+    described_size(description)
+    return Task(
+        Job(0, description.round, "train"),
+        {name: _zeros(*tensor) for name, tensor in description.tensors.items()},
+        description.config,
+        deltas=description.deltas,
+        compression=description.compression,
+        roles=description.roles,
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: str, is_torch: bool) -> Any:
+    if not is_torch:
+        return np.zeros(shape, dtype)
+    import torch
+
+    return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+
+def _unlike(trial: Task, reply: Reply) -> str:
+    """Return why the update of a trial is not like its model; "" if it is, or if there is none."""
+    if not isinstance(reply.content, Update):
+        return ""
+    try:
+        sent = of_role(trial.model, trial.roles, *SENT)
+        check_specs(Unpacked(reply.content.model, sent, deltas=trial.deltas), specs_of(sent))
+    except InvalidUpdate as error:
+        return f"the update is not like the model, and most strategies refuse it: {error}"
+    return ""
 
 
 def _compression(value: Mapping[str, Any] | str) -> Compression | str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import netq
-from fl.envelope import End, Failure, Final, Finished, Introduction, Leave, Offer, Permit, Task
+from fl.envelope import Describe, Described, End, Failure, Final, Finished, Introduction, Leave, Offer, Permit, Task
 from fl.membership import Membership
 from netq.version import VERSION
 
@@ -27,9 +27,11 @@ class KnownServer:
 
     rate:    of the last update, in bytes a second; None: not measured yet.
     replies: the last job that has had a reply, and how many the server has.
+    check:   seconds that the training of this client's check took; 0: none was made.
     """
 
     rate: float | None = None
+    check: float = 0.0
     replies: tuple[Any, int] | None = None
 
     def measured(self, size: int, seconds: float, round_trip: float | None) -> None:
@@ -62,7 +64,7 @@ class Inbox(Protocol):
 class Conversation:
     """The messages of one session. Its communicator has the serialisation of the envelopes of fl, or of fl.flower.
 
-    introduction: what a client says of itself at the beginning of each session, besides version and time; None:
+    introduction: what a client says of itself at the beginning of each session, besides version, time and check; None:
                   nothing.
     inbox:        of a node of Flower: a grid may have several messages open at a node, and each gets its reply. None:
                   the newest task of the server replaces those before it.
@@ -88,17 +90,20 @@ class Conversation:
         self._since = 0.0  # when the present task was returned, by time.monotonic()
         self._was_late = False  # whether the last reply came after the deadline of its task
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
+        self._asks = False  # for a Description
         self.delivered: Any = None
         self.final: Final | None = None
         if introduction is not None:
-            membership.greet_with(lambda: queue.put(replace(introduction, version=VERSION, time=time.time())))
+            membership.greet_with(
+                lambda: queue.put(replace(introduction, version=VERSION, time=time.time(), check=link.check))
+            )
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Any:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.
 
         Sends the offered reply when its permit comes. If several tasks of a server wait, returns the newest: the rounds
         of the others are over, and so is the round of an offered reply. Does not return a task whose reply is on its
-        way: the server sent it before it had that reply, which will count.
+        way: the server sent it before it had that reply, which will count. Returns the answer to `ask` in the same way.
 
         idle: called before each wait; returns after how many seconds it wants to be called again, None: never. What it
               raises is raised here.
@@ -119,8 +124,8 @@ class Conversation:
                 continue
             if isinstance(message, Permit):
                 self._permitted(message.job)
-            elif isinstance(message, Final):  # it has passed the end
-                self.final = message
+            elif isinstance(message, Final | Described):
+                self._keep(message)
             elif not isinstance(message, End):
                 self._membership.asked(peer)
                 if self._inbox is not None:
@@ -132,6 +137,13 @@ class Conversation:
                 return None
         self._since = time.monotonic()
         return self._ready.popleft()
+
+    def _keep(self, message: Final | Described) -> None:
+        if isinstance(message, Final):  # it has passed the end
+            self.final = message
+        elif self._asks:
+            self._asks = False
+            self._ready = deque([message])
 
     def _leave_out(self, error: netq.Unreadable) -> None:
         if self._inbox is not None:
@@ -160,6 +172,11 @@ class Conversation:
     def is_sending(self) -> bool:
         """Whether an offered reply waits for its permit."""
         return self._offered is not None
+
+    def ask(self, reason: str) -> None:
+        """Ask what tasks are like. `next_task` returns a Described then, and no tasks: this session gets none."""
+        self._asks = True
+        self._queue.put(Describe(reason))
 
     def leave(self, reason: str) -> None:
         """Announce that the session is going to be closed by this side."""

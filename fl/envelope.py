@@ -88,6 +88,7 @@ class Introduction:
     name:       for people; empty: it has none.
     version:    of its netq; empty: it does not say.
     time:       of its clock, in seconds since 1970; 0: it does not say.
+    check:      seconds that the training of its check took, before it joined; 0: it has made none.
     """
 
     properties: Properties
@@ -95,6 +96,7 @@ class Introduction:
     name: str = ""
     version: str = ""
     time: float = 0.0
+    check: float = 0.0
 
     def __post_init__(self) -> None:
         try:
@@ -103,6 +105,7 @@ class Introduction:
             checked_name(self.version, "version")
             expect(type(self.final) is bool, "final", self.final, "True or False")
             expect(is_number(self.time, 0), "time", self.time, "seconds since 1970")
+            expect(is_number(self.check, 0), "check", self.check, "seconds")
         except InvalidOption as error:
             raise InvalidUpdate(str(error)) from None
 
@@ -154,6 +157,12 @@ class Task(NamedTuple):
         return f"round {self.job.round}: {self.job.purpose}"
 
 
+class Described(NamedTuple):
+    """The envelope of a Description. `stream` is the whole message."""
+
+    stream: Stream
+
+
 class Finished(NamedTuple):
     """The reply to a task, as bytes. `size`: bytes of its arrays; 0 if it has none."""
 
@@ -184,7 +193,7 @@ def values(message: Any) -> dict[str, Any]:
     return {"type": type(message).__name__, **found}
 
 
-def read(found: Any, stream: Stream) -> Task | Permit | End | Final:
+def read(found: Any, stream: Stream) -> Task | Permit | End | Final | Described:
     """Make the envelope of a message with these values. Raises Unreadable."""
     kind = found.get("type") if type(found) is dict else None
     try:
@@ -201,11 +210,13 @@ def read(found: Any, stream: Stream) -> Task | Permit | End | Final:
             return End(found["round"], found.get("final", False))
         if kind == "Final":
             return Final(stream)
+        if kind == "Description":
+            return Described(stream)
     except KeyError as error:
         raise Unreadable(f"a message is not valid: {kind}: expected a field {error}") from None
     except (InvalidUpdate, TypeError) as error:
         raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
-    raise Unreadable("a message is not valid: expected a Task, a Permit, an End or a Final")
+    raise Unreadable("a message is not valid: expected a Task, a Permit, an End, a Final or a Description")
 
 
 def _dump(message: Any) -> Stream:
@@ -224,7 +235,8 @@ def check_number(name: str, value: object) -> None:
 
 _PLAIN = JsonSerializer()
 
-# What arrives is a Task, a Permit, an End or a Final. What is put is one of the other messages, or a message's bytes.
+# What arrives is a Task, a Permit, an End, a Final or a Description. What is put is one of the other messages, or the
+# bytes of one.
 ENVELOPES = SerializationOptions(load=lambda stream: read(_PLAIN.load(stream), stream), dump=_dump)
 
 

@@ -15,7 +15,7 @@ class Stage(enum.Enum):
     """Where a client stands."""
 
     CONNECTED = "connected"  # it has said nothing of itself
-    READY = "ready"  # it has joined, and waits for a task
+    READY = "ready"  # it has joined, and waits for a task; see `check`
     TRAINING = "training"
     EVALUATING = "evaluating"
     WAITING = "waiting"  # its update is ready, and the server has no room for it yet
@@ -24,7 +24,7 @@ class Stage(enum.Enum):
     SKIPPED = "skipped"  # it had nothing for its last task
     FAILED = "failed"  # its last task has no good answer
     LATE = "late"  # its last task had no answer in time
-    VISITOR = "visitor"  # it only looks, as `edge check` does
+    VISITOR = "visitor"  # it only looks, as `edge check` does, or tries a training out before it joins
     LEAVING = "leaving"  # it has said that it is not fit for tasks now
     LOST = "no connection"  # its session waits for it
     GONE = "gone"
@@ -43,6 +43,7 @@ class ClientStatus:
     address: str = ""
     version: str = ""  # of its netq; empty: it has not said
     ahead: float | None = None  # seconds by which its clock is ahead of the server's; None: it has not said
+    check: float = 0.0  # seconds that the training of its check took, before it joined; 0: it has made none
     certificate_end: float | None = None  # None: it has shown no certificate
     absent: float = 0.0  # seconds without a connection
     bytes_in: int = 0  # of its messages in this session

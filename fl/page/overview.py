@@ -202,6 +202,7 @@ def _row(client: ClientStatus) -> dict[str, Any]:
         "address": printable(client.address),
         "version": client.version,
         "ahead": client.ahead,
+        "check": client.check,
         "certificate_end": client.certificate_end,
         "absent": client.absent,
         "bytes_in": client.bytes_in,

@@ -84,6 +84,7 @@ class MemberSession:
     properties: Properties | None = None  # what it says of itself; None: it has not
     version: str = ""  # of its netq; empty: it has not said
     ahead: float | None = None  # seconds by which its clock was ahead of the server's; None: it has not said
+    check: float = 0.0  # seconds that the training of its check took, before it joined; 0: it has made none
     is_visitor: bool = False  # it only looks, and gets no task
     wants_final: bool = False  # it wants the last model
     is_leaving: bool = False  # it has said that it leaves
@@ -158,7 +159,7 @@ class Member:
     state: MemberState = MemberState.IDLE
     since: float = -math.inf
     changed: float = 0.0  # when its state changed last, in seconds since 1970; 0: never
-    reason: str = ""  # why its last task failed or was skipped
+    reason: str = ""  # why its last task failed or was skipped, or why it left
     updates: int = 0  # of it that counted
     failures: int = 0  # tasks of it that failed
     session: MemberSession = field(default_factory=MemberSession)

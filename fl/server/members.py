@@ -430,7 +430,7 @@ class Members:
         if session.properties is not None:  # it says so once a session
             return False
         session.properties, session.wants_final = introduction.properties, introduction.final
-        session.version = introduction.version
+        session.version, session.check = introduction.version, introduction.check
         session.ahead = introduction.time - time.time() if introduction.time else None
         figures = self.queue.statistics(member.id).get(member.id)
         if figures is None:  # it has gone meanwhile
@@ -439,7 +439,8 @@ class Members:
         member.name = shown[0] if shown else introduction.name
         version = f", version {session.version}" if session.version not in ("", VERSION) else ""
         self._callbacks.client_joins(member.id, member.name)
-        log.info("%s: joins from %s%s", member, figures.address, version)
+        check = f", checked by a training of {session.check:.1f} s" if session.check else ""
+        log.info("%s: joins from %s%s%s", member, figures.address, version, check)
         if session.ahead is not None and abs(session.ahead) > CLOCK:
             text = "%s: its clock is %.0f s %s this one's: certificates may seem to have expired; set it"
             log.warning(text, member, abs(session.ahead), "ahead of" if session.ahead > 0 else "behind")
@@ -450,6 +451,7 @@ class Members:
             return False
         log.info("%s: wants no task: %s", member, question.reason)
         member.session.is_visitor = True
+        member.reason, member.changed = question.reason, time.time()
         try:
             description = self._describe(_info(member))
         except Exception:  # of the user's strategy, as it would in the next round
@@ -563,6 +565,8 @@ def _status(member: Member, figures: netq.Statistics | None) -> ClientStatus:
     reason, since = member.reason, member.changed or None
     if figures is None:
         return ClientStatus(member.id, member.name, stage, reason, since, failures=member.failures)
+    if stage is Stage.READY and session.check:
+        reason = reason or f"tried a training out, which took {session.check:.1f} s"
     if stage is Stage.LOST:
         reason, since = f"no connection for {figures.absent:.0f} s", time.time() - figures.absent
     ends = [each.not_after for each in (figures.seal, figures.security) if each is not None and each.not_after]
@@ -576,6 +580,7 @@ def _status(member: Member, figures: netq.Statistics | None) -> ClientStatus:
         address=figures.address,
         version=session.version,
         ahead=session.ahead,
+        check=session.check,
         certificate_end=min(ends, default=None),
         absent=figures.absent,
         bytes_in=figures.bytes_in,
@@ -628,5 +633,6 @@ def _receive_leave(member: Member, leave: Leave) -> bool:
     if member.session.is_leaving:  # it says so once a session
         return False
     member.session.is_leaving = True
+    member.reason, member.changed = leave.reason, time.time()
     log.info("%s: leaves: %s", member, leave.reason)
     return True

@@ -81,6 +81,37 @@ def test_a_device_that_skips_keeps_its_state_and_has_not_failed(tmp_path: Path) 
     assert (second.clients, second.skipped, second.metrics["count"]) == ((ID,), {}, 2)
 
 
+@pytest.mark.slow
+def test_device_tries_a_training_out_before_it_takes_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first trial fails, and the server sees why. What a trial has counted is not the state of the first task."""
+    caplog.set_level("INFO", "netq.fl")
+    settings = {"mark": str(tmp_path / "mark"), "how": "exit"}
+    with server() as aggregator:
+        device = config(aggregator, "stumbles", check=True, name="board-3", settings=settings)
+        with running(edge.run, device):
+            report = aggregator.round()
+            (found,) = aggregator.members()
+            aggregator.close()
+    assert (report.clients, report.failures, report.metrics["count"]) == ((ID,), {}, 1)
+    assert found.check > 0
+    said = [text for text in caplog.messages if text.startswith("board-3 ")]
+    parts = ("wants no task: it tries a training", "leaves: its check has failed: the training process", "checked by a")
+    assert [sum(part in text for text in said) for part in parts] == [2, 1, 1]
+
+
+@pytest.mark.slow
+def test_server_that_describes_nothing_gets_a_device_without_a_check(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edge.agent._DESCRIBED", 0.0)
+    with server() as aggregator, running(edge.run, config(aggregator, check=True)):
+        report = aggregator.round()
+        (found,) = aggregator.members()
+        aggregator.close()
+    assert (report.clients, found.check) == ((ID,), 0)
+    assert "taking part without a check (client.check)" in caplog.text
+
+
 def test_pauses_between_sessions_are_those_with_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = []
     monkeypatch.setattr(edge.agent, "take_part", lambda *arguments: pauses.append(arguments[-1]))
