@@ -131,6 +131,23 @@ def poll(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def shown(federation: Federation, stage: fl.Stage, why: str, *, suspended: bool = False) -> float:
+    """Wait until the page, `fl status` and `members()` show site C so. Return the seconds."""
+    begin = time.monotonic()
+
+    def is_shown() -> bool:
+        (found,) = [each for each in federation.server.members() if each.id == C]
+        return (found.stage, found.suspended) == (stage, suspended) and re.search(why, found.reason) is not None
+
+    poll(is_shown)
+    return time.monotonic() - begin
+
+
+def turned_away(federation: Federation, why: str) -> None:
+    """Wait until they show a connection from this machine that was turned away."""
+    poll(lambda: any(why in each.reason and "127.0.0.1:" in each.address for each in federation.server.refusals))
+
+
 # Sites that are slow
 
 
@@ -147,6 +164,7 @@ def test_update_of_a_slow_site_counts_when_it_comes(tmp_path: Path, gate: Gate, 
         assert first.failures == {
             C: fl.ClientFailure(fl.FailureKind.LATE, f"no answer within {PATIENT:g} s (deadline)")
         }
+        shown(federation, fl.Stage.TRAINING, r"no answer within 2 s \(deadline\)")
         gate.wait_begun()
         assert federation.server.statistics()[C].connected
         second = federation.server.round()
@@ -189,6 +207,7 @@ def test_site_that_starts_late_takes_part_from_the_next_round_on(log: LogRecorde
         assert begun.wait(LIMIT)
         federation.join(C, gives(6))
         federation.server.wait(3, LIMIT)
+        shown(federation, fl.Stage.READY, "^$")  # it has joined, and has no task
         go_on.set()
         report = running.result(LIMIT)
         assert (set(report.clients), report.failures) == ({A, B}, {})
@@ -224,6 +243,9 @@ def test_registered_asked_failed_and_counted_clients_are_told_apart() -> None:
         federation.join(D, fails)
         federation.server.wait(4, LIMIT)
         report = federation.server.round()
+        stages = {each.id: each.stage for each in federation.server.members()}
+        counted = dict.fromkeys((A, B), fl.Stage.DONE)
+        assert stages == {**counted, C: fl.Stage.LATE, D: fl.Stage.FAILED, visitor: fl.Stage.READY}
         go_on.set()
         assert set(federation.server.clients) == {A, B, C, D, visitor}
         assert set(report.clients) == {A, B}
@@ -271,6 +293,7 @@ def test_site_without_its_accelerator_is_suspended_until_it_is_back(
         assert states.of[C][-1] is fl.ClientState.SUSPENDED
         log.wait(f"{title(C)}: suspended: no good answer to 2 of its last 16 trainings")
         assert federation.server.statistics()[C].connected
+        shown(federation, fl.Stage.FAILED, "NVML: Unknown Error", suspended=True)
         fault.unlink()
         report = until_counts(federation)
         assert report.client_metrics[C]["pid"] != first.client_metrics[C]["pid"], "the driver is opened anew"
@@ -300,6 +323,7 @@ def test_bus_error_is_the_reason_of_a_failure(tmp_path: Path, figure: Figure, wh
         assert report.failures.keys() == {C}
         assert report.failures[C].why is fl.FailureKind.FAILED
         assert re.fullmatch(reason, str(report.failures[C]))
+        shown(federation, fl.Stage.FAILED, reason)
         fault.unlink()
         assert set(federation.server.round().clients) == {A, B, C}
         figure(f"bus error of the {where}", f"failed after {report.seconds:.2f} s; counts in the next round")
@@ -316,6 +340,7 @@ def test_data_that_may_not_be_read_is_named(tmp_path: Path, figure: Figure) -> N
         reason = f"PermissionError: [Errno 13] Permission denied: '{data}'"
         assert report.failures == {C: fl.ClientFailure(fl.FailureKind.FAILED, reason)}
         assert set(report.clients) == {A, B}
+        shown(federation, fl.Stage.FAILED, "Permission denied")
         figure("data may not be read", f"failed after {report.seconds:.2f} s")
 
 
@@ -421,6 +446,7 @@ def test_cache_on_a_read_only_mount_is_the_reason_of_a_failure(tmp_path: Path) -
             reason = f"OSError: [Errno 30] Read-only file system: '{cache / 'scans'}'"
             assert set(report.clients) == {A, B}
             assert report.failures == {C: fl.ClientFailure(fl.FailureKind.FAILED, reason)}
+            shown(federation, fl.Stage.FAILED, "Read-only file system")
             federation.server.close(SOON)
 
 
@@ -444,14 +470,15 @@ def test_update_that_is_finished_during_an_outage_counts_in_its_round(
         running = federation.start(federation.server.round)
         gate.wait_begun()
         take_down(path, how)
-        poll(lambda: federation.server.statistics()[C].absent > 0)
+        seconds = shown(federation, fl.Stage.LOST, "no connection for")
         gate.open()
         agents.wait("the reply is stored")
         assert not running.done()
         bring_up(path)
         back = time.monotonic()
         report = running.result(LIMIT)
-        figure(f"outage of a path, {how}", f"in its round, {time.monotonic() - back:.2f} s after the path is back")
+        again = f"in its round, {time.monotonic() - back:.2f} s after the path is back"
+        figure(f"outage of a path, {how}", f"shown after {seconds:.2f} s; {again}")
         assert (set(report.clients), report.failures) == ({A, B, C}, {})
         assert report.client_metrics[C]["count"] == 1
         assert log.having(f"{C}: lost (")
@@ -619,13 +646,15 @@ def test_dead_site_is_waited_for_once(tmp_path: Path, gate: Gate, figure: Figure
             running = federation.start(federation.server.round)
             gate.wait_begun()
             agent.kill()
+            seconds = shown(federation, fl.Stage.LOST, "no connection for")
         report = running.result(LIMIT)
         assert (set(report.clients), report.failures.keys()) == ({A, B}, {C})
         assert report.failures[C].why is fl.FailureKind.LOST
         later = [federation.server.round() for _ in range(3)]
         assert [(set(each.clients), each.failures) for each in later] == [({A, B}, {})] * 3
         gate.open()
-        figure("dead site", f"lost after {report.seconds:.2f} s (grace {SHORT:g} s); no further round waits for it")
+        lost = f"lost after {report.seconds:.2f} s (grace {SHORT:g} s)"
+        figure("dead site", f"shown after {seconds:.2f} s; {lost}; no further round waits for it")
 
 
 def test_site_that_crashes_at_its_start_holds_nothing(tmp_path: Path, figure: Figure) -> None:
@@ -734,6 +763,7 @@ def test_second_process_of_an_id_waits_for_the_end_of_the_first(
             first = [three(federation).client_metrics[C]["count"]]
             device(federation, tmp_path / "other", training=edge.Limits(keep=True, seconds=LIMIT))
             log.wait(f"the id {C} is in use by another client")
+            turned_away(federation, "is in use by another client")
             first += [federation.server.round().client_metrics[C]["count"] for _ in range(2)]
             assert first == [1, 2, 3]
             agent.send_signal(signal.SIGSTOP)
@@ -789,7 +819,10 @@ def test_certificate_of_a_replaced_authority_is_in_both_logs(
         for name, (authority, key, certificate) in zip(("north", "south"), good, strict=True):
             own = replace(at(netloc, ids[name]), security=netq.SecurityOptions(key, certificate, authority))
             federation.start(fl.Client(gives(2)).run, own)
+        begin = time.monotonic()
         with process(netloc, board, id=None, more=table) as agent:
+            turned_away(federation, at_server)
+            seconds = time.monotonic() - begin
             line = line_of(agent, at_site)
             assert f"{netloc.host}:{netloc.port}: " in line
             assert "trying again until it answers" in line
@@ -801,9 +834,8 @@ def test_certificate_of_a_replaced_authority_is_in_both_logs(
             begin = time.monotonic()
             install(certificates.issue(folder, "board", renew=True), board)
             federation.server.wait(3, LIMIT)
-            figure(
-                f"stale certificate, {trusted} trust", f"connected {time.monotonic() - begin:.2f} s after the new files"
-            )
+            again = f"connected {time.monotonic() - begin:.2f} s after the new files"
+            figure(f"stale certificate, {trusted} trust", f"shown {seconds:.1f} s after its start; {again}")
             assert set(federation.server.round().clients) == {ids["north"], ids["south"], ids["board"]}
             federation.server.close(SOON)
 
