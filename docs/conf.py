@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 import time
 from pathlib import Path
@@ -18,6 +19,9 @@ from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
+EXAMPLES = DOCS.parent / "examples"
+LANGUAGES = {".py": "python", ".toml": "toml", ".conf": "text"}  # of the examples' files that the site shows
+LONGEST = 300  # lines of such a file
 
 project = "netq"
 author = "the authors of netq"
@@ -66,7 +70,8 @@ def setup(app: Sphinx) -> None:
     app.add_lexer("hex", TextLexer)
     began = time.monotonic()
     app.connect("source-read", _add_contents)
-    app.connect("source-read", _unlink_sources)
+    app.connect("source-read", _link_sources)
+    app.connect("source-read", _add_examples)
     app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-process-docstring", _to_rst)
     app.connect("missing-reference", _leave_as_code)
@@ -77,6 +82,7 @@ def _report(app: Sphinx, seconds: float) -> None:
     print(f"{len(app.env.found_docs)} pages in {seconds:.1f} s: {app.outdir}/index.html")
 
 
+LOWER = ("netq", "fl ", "asyncio", "systemd")  # names that have no capital letter
 # Pages whose lists of links are a part of the contents, as those of index.md are.
 HUBS = ("queue", "reference/wire", "reference/python", "reference/measured", "explanation/transports")
 
@@ -92,20 +98,60 @@ def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     for title, _, text in sections:
         links = re.findall(r"\[`?([^\]`]+)`?\]\(([\w/-]+)\.md\)", text)
         names = [" ".join(name.split()) for name, _ in links]
-        entries = [f"{name[:1].upper()}{name[1:]} <{path}>" for name, (_, path) in zip(names, links, strict=True)]
+        names = [name if name.startswith(LOWER) else f"{name[:1].upper()}{name[1:]}" for name in names]
+        entries = [f"{name} <{path}>" for name, (_, path) in zip(names, links, strict=True)]
         caption = [f":caption: {title}"] if title else []
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", *caption, "", *entries, "```\n"])
 
 
-def _unlink_sources(app: Sphinx, page: str, source: list[str]) -> None:
-    """Show links to files outside of docs/ as plain text: the site has the pages only."""
-    folder = (DOCS / page).parent
+def _link_sources(app: Sphinx, page: str, source: list[str]) -> None:
+    """Link an example to the page of all examples. Show links to other files outside of docs/ as plain text."""
+    source[0] = _linked(source[0], (DOCS / page).parent, (DOCS / page).parent)
 
-    def plain(link: re.Match[str]) -> str:
-        inside = (folder / link[2]).resolve().is_relative_to(DOCS)
-        return link[0] if inside else f"`{link[1].strip('`')}`"
 
-    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)(?:#[^)]*)?\)", plain, source[0])
+def _linked(text: str, folder: Path, shown: Path) -> str:
+    """Return a text of this folder as a page of the folder `shown` has it."""
+
+    def link(found: re.Match[str]) -> str:
+        target, anchor = (folder / found[2]).resolve(), found[3] or ""
+        if not target.exists():  # a line of code
+            return found[0]
+        if target.is_relative_to(EXAMPLES):
+            first = target.relative_to(EXAMPLES).parts[:1]
+            target, anchor = DOCS / "examples.md", "".join(f"#{name}" for name in first if name != "README.md")
+        if not target.is_relative_to(DOCS):
+            return f"`{found[1].strip('`')}`"
+        return f"[{found[1]}]({os.path.relpath(target, shown)}{anchor})"
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!http)([^)#]+)(#[^)]*)?\)", link, text)
+
+
+def _add_examples(app: Sphinx, page: str, source: list[str]) -> None:
+    """Append a section for each folder of the examples, with its README and its files."""
+    if page != "examples":
+        return
+    for name in re.findall(r"^\| \[(\w+)\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE):
+        readme = (EXAMPLES / name / "README.md").read_text().partition("\n")[2]
+        source[0] += f"\n## {name}\n{_linked(re.sub('^#', '##', readme, flags=re.MULTILINE), EXAMPLES / name, DOCS)}\n"
+        for path in sorted((EXAMPLES / name).rglob("*.*")):
+            where = os.path.relpath(path, DOCS)
+            if path.suffix == ".ipynb":
+                source[0] += f"\n{{download}}`{path.name} <{where}>`\n"
+            elif (language := LANGUAGES.get(path.suffix)) and 1 < len(path.read_text().splitlines()) < LONGEST:
+                title = path.relative_to(EXAMPLES.parent)
+                source[0] += f"""
+```{{raw}} html
+<details><summary><code>{title}</code></summary>
+```
+
+```{{literalinclude}} {where}
+:language: {language}
+```
+
+```{{raw}} html
+</details>
+```
+"""
 
 
 def _signature(

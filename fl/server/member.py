@@ -151,7 +151,7 @@ class TaskRecord:
 class Member:
     """One client. `since`: when its session began, by time.monotonic().
 
-    A member that has gone is kept while it has missed tasks.
+    A member that has gone is kept while it has missed tasks, or there is something to show of it.
     """
 
     id: uuid.UUID
@@ -178,6 +178,11 @@ class Member:
 
     def __str__(self) -> str:
         return title(self.id, self.name)
+
+    def remembered(self) -> Member:
+        """Return what is remembered of this client when it has gone."""
+        kept = ("id", "name", "changed", "reason", "updates", "failures", "records")
+        return Member(**{name: getattr(self, name) for name in kept})
 
     def on(self, event: MemberEvent) -> None:
         """Change the state. A free member has no task."""
@@ -218,5 +223,6 @@ class Member:
         """Forget what it has said and offered in its session."""
         self.session = MemberSession()
         self.on(MemberEvent.END)
+        self.changed = time.time()
         if self.task is not None:
             self.task.has_offered_again = False

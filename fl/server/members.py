@@ -38,6 +38,7 @@ _SELDOM = 20  # a look at thousands of clients takes 50 ms: times that until the
 _PATIENCE = 4  # a rate is measured over a fourth of the time limit at most
 _INTRODUCTION = 3.0  # seconds in which a client says what it is like, if it does: the first message of a session
 _REMEMBERED = 4096  # clients that have gone, and have missed tasks
+_SHOWN = 256  # clients that have gone, and have a name, a reason or an update, for those who ask where they are
 _REFUSALS = 100  # connections turned away that are remembered
 _CONTENT: Mapping[Purpose, type[Content]] = {"train": Update, "evaluate": Report}
 
@@ -119,17 +120,19 @@ class Members:
             self._refused(address, reason)
 
     def update(self) -> None:
-        """Note the sessions that have begun, and forget clients that have gone, but for the last with missed tasks."""
+        """Note the sessions that have begun, and forget clients that have gone, but for what is remembered of the last."""
         self._note_begun()
         members = [(each, each.since) for each in self]  # first: a session that begins now is kept
         known = self.queue.statistics()
         absent = [each for each, since in members if each.id not in known and each.since == since]
         gone = [each for each in absent if not (each.task or each.final or each.is_counted)]
         missed = [each for each in gone if each.has_missed][-_REMEMBERED:]
+        shown = [each for each in gone if each.name or each.reason or each.updates][-_SHOWN:]
+        kept = {*missed, *shown}
         for member in gone:
             self._admission.leave(member)
             del self._members[member.id]
-        self._members |= {each.id: Member(each.id, each.name, records=each.records) for each in missed}
+        self._members |= {each.id: each.remembered() for each in gone if each in kept}
 
     def _note_begun(self) -> None:
         while self._begun:
@@ -564,7 +567,9 @@ def _status(member: Member, figures: netq.Statistics | None) -> ClientStatus:
     session, stage = member.session, _stage(member, figures)
     reason, since = member.reason, member.changed or None
     if figures is None:
-        return ClientStatus(member.id, member.name, stage, reason, since, failures=member.failures)
+        return ClientStatus(
+            member.id, member.name, stage, reason, since, updates=member.updates, failures=member.failures
+        )
     if stage is Stage.READY and session.check:
         reason = reason or f"tried a training out, which took {session.check:.1f} s"
     if stage is Stage.LOST:

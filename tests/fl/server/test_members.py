@@ -38,6 +38,18 @@ def test_the_clients_that_are_remembered_are_bounded(members: Members) -> None:
     assert {member.id.int for member in members} == {1, *range(904, 5000)}
 
 
+def test_a_client_that_has_gone_is_shown_with_what_is_known_of_it(members: Members) -> None:
+    for number in range(300):
+        members.of(uuid.UUID(int=number)).name = f"board-{number}"
+    members.of(uuid.UUID(int=299)).reason = "its check has failed"
+    members.of(uuid.UUID(int=1000))  # which has said nothing
+    for _ in range(2):
+        members.update()
+    assert [member.name for member in members] == [f"board-{number}" for number in range(44, 300)]
+    last = members.status()[-1]
+    assert (last.stage, last.name, last.reason) == (fl.Stage.GONE, "board-299", "its check has failed")
+
+
 def test_a_new_session_ends_the_pause_of_a_suspended_client(members: Members) -> None:
     members.of(C).records["train"].due = 50
     members._session_begins(C)
