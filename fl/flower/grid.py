@@ -29,6 +29,7 @@ from fl.flower.messages import MESSAGES, Ask, Files, Reply, check_config, messag
 from fl.flower.record_codec import nbytes
 from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
 from fl.flower.signed_app import SignedApp
+from fl.properties import title
 from fl.report import ClientFailure, FailureKind
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.waiting import until_connected
@@ -133,9 +134,10 @@ class Grid(flwr.serverapp.Grid):
             connection = replace(connection, queue_bytes=max(connection.queue_bytes, _PUSHED))
             options = replace(options, serialization=MESSAGES, connection=connection)
             self._log_dedup = LogDedup()
+            self._names: dict[uuid.UUID, str] = {}
             self._unpulled = _Unpulled(options.connection.memory)
             self._dispatcher: TaskDispatcher[str] = TaskDispatcher(
-                options, protocol, grace, self._receive, noun="message", limit="ttl"
+                options, protocol, grace, self._receive, noun="message", limit="ttl", title=self._title
             )
             self._end = undo.pop_all()
 
@@ -256,7 +258,9 @@ class Grid(flwr.serverapp.Grid):
         metadata, peer = self._sent.pop(id)
         self._unpulled.remove(id)
         if isinstance(content, ClientFailure):
-            reason = f"node {metadata.dst_node_id} ({peer}): {content.reason}"
+            assert peer is not None
+            self._note_name(peer)
+            reason = f"{self._title(peer)}: {content.reason}"
             if content.why is FailureKind.UNREADABLE:
                 log.warning("%s", reason)
             content = Error(_CODES[content.why], reason)
@@ -267,6 +271,7 @@ class Grid(flwr.serverapp.Grid):
 
         The dispatcher calls this from `take`.
         """
+        self._note_name(peer)
         match message := read(data):
             case Leave():
                 self._log(logging.INFO, peer, "leaves: %s", message.reason)
@@ -306,7 +311,19 @@ class Grid(flwr.serverapp.Grid):
             self._log_dedup.forget_at(str(peer), now + _QUIET)
         else:
             level = logging.DEBUG
-        log.log(level, f"node %d (%s): {text}", node_id(peer), peer, *args)
+        log.log(level, f"%s: {text}", self._title(peer), *args)
+
+    def _title(self, peer: uuid.UUID) -> str:
+        """Return what errors and the log call a node: its id in Flower, the name of its certificate, its own id."""
+        return f"node {node_id(peer)} ({title(peer, self._names.get(peer, ''))})"
+
+    def _note_name(self, peer: uuid.UUID) -> None:
+        """Note the name of a node's certificate, while there are figures of it: of one that has gone there are none."""
+        if peer not in self._names:
+            figures = self._dispatcher.queue.statistics(peer).get(peer)
+            if figures is not None:
+                layers = (figures.seal, figures.security)
+                self._names[peer] = next((layer.name for layer in layers if layer is not None), "")
 
     def _deliver(self, peer: uuid.UUID, version: str) -> None:
         """Send the app's files to a node that asks for them, and not again before it has them."""
@@ -322,10 +339,10 @@ class Grid(flwr.serverapp.Grid):
     def _drop(self, id: str) -> None:
         """Drop a reply that the app has not pulled."""
         if self._dispatcher.drop_answer(id):
-            node = self._sent.pop(id).metadata.dst_node_id
-            log.warning(
-                "node %d: its reply is dropped: the app has not pulled it, and later ones need its memory", node
-            )
+            peer = self._sent.pop(id).peer
+            assert peer is not None
+            text = "%s: its reply is dropped: the app has not pulled it, and later ones need its memory"
+            log.warning(text, self._title(peer))
 
     def _send(self, messages: Mapping[int, Message], nodes: Mapping[int, uuid.UUID]) -> None:
         first = next(iter(messages.values()))

@@ -120,7 +120,7 @@ class Members:
             self._refused(address, reason)
 
     def update(self) -> None:
-        """Note the sessions that have begun, and forget clients that have gone, but for what is remembered of the last."""
+        """Note the sessions that have begun, and forget clients that have gone, but for what is remembered."""
         self._note_begun()
         members = [(each, each.since) for each in self]  # first: a session that begins now is kept
         known = self.queue.statistics()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ import netq
 from fl.envelope import Leave
 from fl.flower.envelope import VERSION, Fetch, OtherApp
 from fl.flower.messages import MESSAGES, Reply, message_id
+from netq.security import certificates
 from netq.testing.log import LogRecorder
 from netq.utils.stream import PickleSerializer
 from tests.fl.flower.apps import app, server
@@ -277,6 +279,22 @@ def test_a_node_that_leaves_is_an_error_at_once() -> None:
     with Federation() as federation:
         controlled = ControlledNode(federation)
         assert lost(federation, controlled, lambda: controlled.queue.close(SOON)).endswith("): it has gone")
+
+
+def test_errors_and_log_have_the_name_of_a_certificate(tmp_path: Path) -> None:
+    own, files = certificates.init(tmp_path), certificates.issue(tmp_path, "board-7")
+    (id,) = [entry.id for entry in certificates.show(tmp_path) if entry.id is not None]
+    options = at(("127.0.0.1", 0), security=netq.SecurityOptions(own.key, own.certificate, own.authority))
+    security = netq.SecurityOptions(files.key, files.certificate, files.authority)
+    with Federation(options, security=security) as federation, LogRecorder() as log:
+        node = fl.flower.node_id(id)
+        with netq.new(options=replace(federation.options(id), serialization=MESSAGES)) as queue:
+            federation.wait_for(id)
+            replies = federation.ask(Message(RecordDict(), node, "query"))
+            queue.get(timeout=SOON)
+            queue.put(Leave("it is warm")).result(SOON)
+        assert str(error_of(next(replies)).reason) == f"node {node} (board-7 ({id})): it has gone"
+        assert log.having(f"node {node} (board-7 ({id})): leaves: it is warm")
 
 
 def test_a_restarted_node_gets_its_message_again() -> None:
