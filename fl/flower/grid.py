@@ -323,7 +323,7 @@ class Grid(flwr.serverapp.Grid):
             figures = self._dispatcher.queue.statistics(peer).get(peer)
             if figures is not None:
                 layers = (figures.seal, figures.security)
-                self._names[peer] = next((layer.name for layer in layers if layer is not None), "")
+                self._names[peer] = next((layer.name for layer in layers if layer is not None and layer.name), "")
 
     def _deliver(self, peer: uuid.UUID, version: str) -> None:
         """Send the app's files to a node that asks for them, and not again before it has them."""

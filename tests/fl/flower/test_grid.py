@@ -283,7 +283,7 @@ def test_a_node_that_leaves_is_an_error_at_once() -> None:
 
 def test_errors_and_log_have_the_name_of_a_certificate(tmp_path: Path) -> None:
     own, files = certificates.init(tmp_path), certificates.issue(tmp_path, "board-7")
-    (id,) = [entry.id for entry in certificates.show(tmp_path) if entry.id is not None]
+    (id,) = [entry.id for entry in certificates.show(tmp_path) if entry.name == "board-7" and entry.id is not None]
     options = at(("127.0.0.1", 0), security=netq.SecurityOptions(own.key, own.certificate, own.authority))
     security = netq.SecurityOptions(files.key, files.certificate, files.authority)
     with Federation(options, security=security) as federation, LogRecorder() as log:
