@@ -290,11 +290,13 @@ def test_errors_and_log_have_the_name_of_a_certificate(tmp_path: Path) -> None:
         node = fl.flower.node_id(id)
         with netq.new(options=replace(federation.options(id), serialization=MESSAGES)) as queue:
             federation.wait_for(id)
-            replies = federation.ask(Message(RecordDict(), node, "query"))
-            queue.get(timeout=SOON)
-            queue.put(Leave("it is warm")).result(SOON)
-        assert str(error_of(next(replies)).reason) == f"node {node} (board-7 ({id})): it has gone"
-        assert log.having(f"node {node} (board-7 ({id})): leaves: it is warm")
+            with ThreadPoolExecutor() as pool:
+                reply = pool.submit(next, federation.ask(Message(RecordDict(), node, "query")))
+                queue.get(timeout=SOON)
+                queue.put(Leave("it is warm"))
+                log.wait(f"node {node} (board-7 ({id})): leaves: it is warm")
+                queue.close(SOON)
+                assert str(error_of(reply.result(SOON)).reason) == f"node {node} (board-7 ({id})): it has gone"
 
 
 def test_a_restarted_node_gets_its_message_again() -> None:
