@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import re
 from collections.abc import Callable, Generator
 
 from netq.options import NetworkLocation
@@ -19,7 +20,8 @@ Tunnel = Generator[int, bytes, None]
 Send = Callable[[bytes], object]
 
 _MOST = 16 * 1024  # bytes of the head of a proxy's answer
-_BUFFERED = 200  # characters of what a proxy says, in an error
+_INTERIM = 10  # interim responses before the answer, at most (RFC 9110, section 15.2)
+_LONGEST = 200  # characters of what a proxy says, in an error
 _LOGIN = "the proxy asks for a user and a password: write them into its URL, as in {scheme}://USER:PASSWORD@HOST:PORT"
 _WRONG_LOGIN = "it does not accept the user and the password of its URL"
 _RULES = "do its rules allow a tunnel to this server and port? Many allow port 443 only"
@@ -70,6 +72,17 @@ def _http(proxy: Proxy, netloc: NetworkLocation, send: Send) -> Tunnel:
     target = format_netloc(_name(netloc).decode(), netloc.port)
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", authorization(proxy)]
     send("".join([f"{line}\r\n" for line in lines if line]).encode() + b"\r\n")
+    for _ in range(_INTERIM):
+        status, reason, kinds = yield from _response()
+        if status >= 300:
+            raise refusal(proxy, status, reason, kinds)
+        if status >= 200:
+            return
+    raise ConnectionRefusedError(f"it sends more than {_INTERIM} interim responses")
+
+
+def _response() -> Generator[int, bytes, tuple[int, str, str]]:
+    """Read the head of a response. Return its status, the reason, and the kinds of login that it offers."""
     head = yield from _exactly(len(b"HTTP/1."))
     if head != b"HTTP/1.":
         raise ConnectionRefusedError(
@@ -81,11 +94,10 @@ def _http(proxy: Proxy, netloc: NetworkLocation, send: Send) -> Tunnel:
         head += yield from _exactly(1)
     first, *fields = head.decode("latin-1").split("\r\n")
     status, _, reason = first.partition(" ")[2].partition(" ")
-    if not (len(status) == 3 and status.isascii() and status.isdigit()):
-        raise ConnectionRefusedError(f"what it answers is not HTTP ({printable(first, _BUFFERED)})")
-    if not 200 <= int(status) <= 299:
-        kinds = [field.partition(":")[2].strip() for field in fields if field.lower().startswith("proxy-authenticate:")]
-        raise refusal(proxy, int(status), printable(reason, _BUFFERED), printable(", ".join(kinds), _BUFFERED))
+    if not re.fullmatch("[1-9][0-9][0-9]", status):
+        raise ConnectionRefusedError(f"what it answers is not HTTP ({printable(first, _LONGEST)})")
+    kinds = [field.partition(":")[2].strip() for field in fields if field.lower().startswith("proxy-authenticate:")]
+    return int(status), printable(reason, _LONGEST), printable(", ".join(kinds), _LONGEST)
 
 
 def _socks(proxy: Proxy, netloc: NetworkLocation, send: Send) -> Tunnel:

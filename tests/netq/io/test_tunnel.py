@@ -29,7 +29,14 @@ def converse(proxy: Proxy, answer: bytes, netloc: NetworkLocation = SERVER, *, m
 
 
 @pytest.mark.parametrize("most", [1, 3, 1000])
-@pytest.mark.parametrize("answer", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 200 \r\nVia: x\r\nProxy-Agent: y\r\n\r\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.0 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 \r\nVia: x\r\nProxy-Agent: y\r\n\r\n",
+        b"HTTP/1.1 100 Go\r\n\r\nHTTP/1.1 103 Hints\r\nLink: x\r\n\r\nHTTP/1.1 201\r\nContent-Length: 5\r\n\r\n",
+    ],
+)
 def test_http_tunnel_leaves_the_bytes_of_the_server(answer: bytes, most: int) -> None:
     sent, rest = converse(HTTP, answer + b"first bytes", most=most)
     assert sent == b"CONNECT server:443 HTTP/1.1\r\nHost: server:443\r\n\r\n"
@@ -75,6 +82,7 @@ def test_socks_tunnel_with_a_password(own: bytes) -> None:
         (b"SSH-2.0-OpenSSH_9.2\r\n", "not HTTP"),
         (b"HTTP/1.1 hello\r\n\r\n", "not HTTP"),
         (b"HTTP/1.1 " + bytes(20_000), "more than 16384 bytes"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, "more than 10 interim responses"),
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", "it refuses: 403 Forbidden; do its rules allow .* 443 only"),
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "503 Service Unavailable: it cannot reach the server"),
         (b"HTTP/1.1 407 Auth\r\n\r\n", "407 Auth: the proxy asks .* as in http://USER:PASSWORD@HOST:PORT"),
