@@ -94,6 +94,7 @@ class Agent:
         self._machine = Machine()
         self._link = KnownServer()
         self._checks = config.check  # before it takes part
+        self._has_failed = False  # a trial; the log has the traceback
         self._traffic = Traffic()
         self.final = final
 
@@ -122,13 +123,11 @@ class Agent:
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session. The first one only tries a training out, if the device checks itself."""
-        conversation = self._work.converse(queue, membership, self._link)
+        question = "it tries a training out before it takes part (client.check)" if self._checks else ""
+        conversation = self._work.converse(queue, membership, self._link, question)
         host, port = self._config.netloc
-        described_by = math.inf
-        if self._checks:
-            described_by = time.monotonic() + _DESCRIBED
-            conversation.ask("it tries a training out before it takes part (client.check)")
-        else:
+        described_by = time.monotonic() + _DESCRIBED if self._checks else math.inf
+        if not self._checks:
             self._patience.passed()
 
         def idle() -> float | None:
@@ -177,9 +176,10 @@ class Agent:
         begin = time.monotonic()
         try:
             with self._spool.fresh() as file:
-                answer = self._child.do(Order("check"), described.stream, file, None)
+                answer = self._child.do(Order("check", is_quiet=self._has_failed), described.stream, file, None)
             os.close(answer.fd)
         except ChildFailed as error:
+            self._has_failed = True
             conversation.leave(f"its check has failed: {error}")
             raise ChildFailed(f"the check before it takes part: {error}") from None
         finally:

@@ -65,7 +65,7 @@ def _work(config: Config, app: str | None, folder: Path | None, signer: Path | N
     version = AppFolder.load(app).version if app is not None and is_folder(app) else ""
     has = None if folder is None else partial(is_stored, folder)
 
-    def converse(grid: netq.Communicator, membership: Membership, link: KnownServer) -> Conversation:
+    def converse(grid: netq.Communicator, membership: Membership, link: KnownServer, question: str) -> Conversation:
         inbox = Inbox(grid, version, has, config.options().connection.memory)
         return Conversation(grid, membership, link, inbox=inbox)
 

@@ -20,14 +20,14 @@ from fl.compression.compressor import Compression, as_compression
 from fl.compression.packed import Unpacked
 from fl.envelope import Described, Finished, Job
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, WITH_VALUES, Description, Reply, Report, Task, Update
+from fl.messages import MESSAGES, WITH_VALUES, Content, Description, Report, Task, Update
 from fl.tensors import files
 from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.model import check_specs
 from fl.tensors.roles import SENT, of_role
 from fl.tensors.serialization import own_file, unserializable
 from fl.tensors.spec import DTYPES, Model, specs_of
-from fl.trainer import Trainer
+from fl.trainer import Trainer, finished
 from netq.errors import InvalidOption
 from netq.text import printable
 from netq.toml_file import function
@@ -84,10 +84,10 @@ class TrainingTasks:
             trial = _trial(MESSAGES.load(described.stream))
         except InvalidUpdate as error:
             return str(error)
-        answer = self._trainer.answer(WITH_VALUES.load(MESSAGES.dump(trial)))
-        if isinstance(answer, str):
-            return answer
-        return _unlike(trial, MESSAGES.load(answer.message)) or answer
+        content = self._trainer.do(trial, what="the trial of a training")
+        if isinstance(content, str):
+            return content
+        return _unlike(trial, content) or finished(trial.job, content)
 
     def keeps(self, answer: Finished) -> bool:
         """Return whether an answer is to be kept: an evaluation changes no state, and can be repeated."""
@@ -163,13 +163,13 @@ def _zeros(shape: tuple[int, ...], dtype: str, is_torch: bool) -> Any:
     return torch.zeros(shape, dtype=getattr(torch, dtype))
 
 
-def _unlike(trial: Task, reply: Reply) -> str:
+def _unlike(trial: Task, content: Content) -> str:
     """Return why the update of a trial is not like its model; "" if it is, or if there is none."""
-    if not isinstance(reply.content, Update):
+    if not isinstance(content, Update):
         return ""
     try:
         sent = of_role(trial.model, trial.roles, *SENT)
-        check_specs(Unpacked(reply.content.model, sent, deltas=trial.deltas), specs_of(sent))
+        check_specs(Unpacked(content.model, sent, deltas=trial.deltas), specs_of(sent))
     except InvalidUpdate as error:
         return f"the update is not like the model, and most strategies refuse it: {error}"
     return ""

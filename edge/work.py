@@ -21,7 +21,7 @@ class Work(NamedTuple):
 
     noun:      what the agent takes part in, for the log.
     messages:  the serialisation of its communicator.
-    converse:  begins the conversation of a session.
+    converse:  begins the conversation of a session; the text is its question.
     tasks:     "module:class" of what does the tasks, in the child process.
     arguments: of this class.
     title:     what the child imports for the user.
@@ -29,7 +29,7 @@ class Work(NamedTuple):
 
     noun: str
     messages: netq.SerializationOptions
-    converse: Callable[[netq.Communicator, Membership, KnownServer], Conversation]
+    converse: Callable[[netq.Communicator, Membership, KnownServer, str], Conversation]
     tasks: str
     arguments: Mapping[str, Any]
     title: str
@@ -42,7 +42,9 @@ def federation(config: Config) -> Work:
     return Work(
         noun="federation",
         messages=ENVELOPES,
-        converse=lambda queue, membership, link: Conversation(queue, membership, link, introduction),
+        converse=lambda queue, membership, link, question: Conversation(
+            queue, membership, link, introduction, question=question
+        ),
         tasks="edge.tasks:TrainingTasks",
         arguments={name: getattr(config, name) for name in names},
         title=", ".join(name for name in (config.train, config.evaluate) if name is not None),

@@ -75,6 +75,7 @@ class Order(NamedTuple):
     key: str
     rate: float | None = None  # of the link to the server, in bytes a second; None: not measured
     is_final: bool = False  # it is no task, but the last model, which is to be stored
+    is_quiet: bool = False  # the log has said already why such a task fails
 
 
 class Ready(NamedTuple):
@@ -153,6 +154,8 @@ def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int], pr
     try:
         if last:
             _restore(tasks, last[0])
+        if order.is_quiet:
+            logging.getLogger("netq.fl").setLevel(logging.CRITICAL)
         if order.is_final:
             send(channel, _stored(tasks, task))
             return

@@ -6,6 +6,8 @@ import reprlib
 
 from fl.errors import InvalidUpdate
 
+MODEL_IS = "a dict of arrays or tensors by name, as net.state_dict() is"
+
 
 def expect(right: bool, name: str, value: object, expected: str) -> None:
     """Raise InvalidUpdate unless the value of a field is right. The error shows the value, shortened."""

@@ -5,6 +5,7 @@ docs/reference/fl.md, "The end of a federation", says which server's end is the 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from fl.messages import MESSAGES, WITH_VALUES
 from fl.properties import Properties, checked, checked_name
 from fl.trainer import Evaluate, Train, Trainer
 from netq.validate import expect, flag
+
+log = logging.getLogger("netq.fl")
 
 
 class Client:
@@ -76,6 +79,8 @@ class Client:
         conversation = Conversation(queue, membership, self._link, introduction)
         while (task := conversation.next_task()) is not None:
             answer = self.trainer.answer(task, self._link.rate)
+            if isinstance(answer, str):
+                log.warning("%s: the server is told, and gives this client its next task", task.title)
             conversation.reply(task, answer)
             del task, answer  # free their memory before the next task arrives
         self._final = conversation.final

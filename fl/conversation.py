@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import netq
@@ -68,6 +69,8 @@ class Conversation:
                   nothing.
     inbox:        of a node of Flower: a grid may have several messages open at a node, and each gets its reply. None:
                   the newest task of the server replaces those before it.
+    question:     why this client asks what tasks are like: `next_task` returns a Described then, and no tasks. Empty:
+                  it does not ask.
     delivered:    the last job whose reply the server has.
     final:        the last model, from the end of the federation on; None if there is none, or none was wanted.
     """
@@ -79,6 +82,7 @@ class Conversation:
         link: KnownServer,
         introduction: Introduction | None = None,
         inbox: Inbox | None = None,
+        question: str = "",
     ) -> None:
         self._queue = queue
         self._membership = membership
@@ -90,20 +94,24 @@ class Conversation:
         self._since = 0.0  # when the present task was returned, by time.monotonic()
         self._was_late = False  # whether the last reply came after the deadline of its task
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
-        self._asks = False  # for a Description
+        self._question = question
         self.delivered: Any = None
         self.final: Final | None = None
         if introduction is not None:
-            membership.greet_with(
-                lambda: queue.put(replace(introduction, version=VERSION, time=time.time(), check=link.check))
-            )
+            membership.greet_with(partial(self._greet, introduction))
+
+    def _greet(self, introduction: Introduction) -> None:
+        """Say what this client is like, at the beginning of each session."""
+        self._queue.put(replace(introduction, version=VERSION, time=time.time(), check=self._link.check))
+        if self._question:
+            self._queue.put(Describe(self._question))
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Any:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.
 
         Sends the offered reply when its permit comes. If several tasks of a server wait, returns the newest: the rounds
         of the others are over, and so is the round of an offered reply. Does not return a task whose reply is on its
-        way: the server sent it before it had that reply, which will count. Returns the answer to `ask` in the same way.
+        way: the server sent it before it had that reply, which will count.
 
         idle: called before each wait; returns after how many seconds it wants to be called again, None: never. What it
               raises is raised here.
@@ -141,8 +149,7 @@ class Conversation:
     def _keep(self, message: Final | Described) -> None:
         if isinstance(message, Final):  # it has passed the end
             self.final = message
-        elif self._asks:
-            self._asks = False
+        elif self._question:
             self._ready = deque([message])
 
     def _leave_out(self, error: netq.Unreadable) -> None:
@@ -172,11 +179,6 @@ class Conversation:
     def is_sending(self) -> bool:
         """Whether an offered reply waits for its permit."""
         return self._offered is not None
-
-    def ask(self, reason: str) -> None:
-        """Ask what tasks are like. `next_task` returns a Described then, and no tasks: this session gets none."""
-        self._asks = True
-        self._queue.put(Describe(reason))
 
     def leave(self, reason: str) -> None:
         """Announce that the session is going to be closed by this side."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
 
 from fl import envelope, metrics
-from fl.checks import expect
+from fl.checks import MODEL_IS, expect
 from fl.compression.packed import Packed, is_shape
 from fl.envelope import (
     MAX_NUMBER,
@@ -76,7 +76,7 @@ class Update:
     def __post_init__(self) -> None:
         for name in ("model", "extra"):
             value = getattr(self, name)
-            expect(isinstance(value, dict), name, value, "a dict of arrays or tensors by name")
+            expect(isinstance(value, dict), name, value, MODEL_IS)
             object.__setattr__(self, name, plain(value))  # a state_dict is an OrderedDict, which is not sent
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
         object.__setattr__(self, "metrics", metrics.checked(self.metrics))

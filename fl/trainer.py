@@ -12,7 +12,7 @@ from typing import Any
 
 from fl.compression.auto import AUTO, choose
 from fl.compression.compressor import Compression, Compressor, as_compression
-from fl.envelope import Finished
+from fl.envelope import Finished, Job
 from fl.envelope import Task as Envelope
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, build, counted, with_fields
@@ -73,18 +73,12 @@ class Trainer:
         except Unreadable as error:
             log.error("round %d: the task cannot be read: %s", task.job.round, error)
             return f"the task cannot be read: {error}"
-        if isinstance(content, str):
-            return content
-        try:
-            message = MESSAGES.dump(Reply(task.job, content))
-        except Exception as error:  # serialising the user's values may raise anything
-            log.error("an answer cannot be sent: %s", describe(error))
-            return f"its answer cannot be sent: {describe(error)}"
-        return Finished(task.job, message, content.nbytes if isinstance(content, Update) else 0)
+        return content if isinstance(content, str) else finished(task.job, content)
 
-    def do(self, task: Task, rate: float | None = None) -> Content | str:
-        """Train or evaluate. Return the result, or the reason why there is none."""
+    def do(self, task: Task, rate: float | None = None, what: str = "") -> Content | str:
+        """Train or evaluate. Return the result, or the reason why there is none. `what`: for the log."""
         purpose, number = task.job.purpose, task.job.round
+        what = what or f"round {number}: {purpose}"
         function = self._functions[purpose]
         if function is None:
             return f"this client has no function to {purpose}"
@@ -99,13 +93,13 @@ class Trainer:
             content = _called(function, expected, {**task.model, **local}, config)
             seconds = time.perf_counter() - begin
             if isinstance(content, Skip):
-                log.info("round %d: %s is skipped: %s", number, purpose, content)
+                log.info("%s is skipped: %s", what, content)
             if isinstance(content, Update):
                 local = of_role(content.model, task.roles, "local")
                 specs_of(local)  # it can be kept
                 local = copied(local)
                 model = _without(content.model, local, constants)
-                _warn_if_unlike(number, model, task.roles, like)
+                _warn_if_unlike(what, model, task.roles, like)
                 if packs:
                     trained = of_role(model, task.roles, "trained")
                     model |= self._packing.pack(task, trained, start, seconds, rate)
@@ -115,8 +109,7 @@ class Trainer:
         except Exception as error:  # of the user's function: the server gets it as the reply
             known = isinstance(error, InvalidUpdate)  # its text says all; no traceback is needed
             why = describe(error)
-            text = "round %d: %s failed: %s; the server is told, and gives this client its next task"
-            log.error(text, number, purpose, why, exc_info=not known)
+            log.error("%s failed: %s", what, why, exc_info=not known)
             return why
         return content
 
@@ -170,7 +163,17 @@ def _without(model: Model, local: Model, constants: Model) -> dict[str, Any]:
     return {name: tensor for name, tensor in model.items() if name not in local and name not in constants}
 
 
-def _warn_if_unlike(number: int, model: Model, roles: Roles, like: Mapping[str, Spec]) -> None:
+def finished(job: Job, content: Content) -> Finished | str:
+    """Return the reply to a task as bytes, or the reason why it cannot be sent."""
+    try:
+        message = MESSAGES.dump(Reply(job, content))
+    except Exception as error:  # serialising the user's values may raise anything
+        log.error("an answer cannot be sent: %s", describe(error))
+        return f"its answer cannot be sent: {describe(error)}"
+    return Finished(job, message, content.nbytes if isinstance(content, Update) else 0)
+
+
+def _warn_if_unlike(what: str, model: Model, roles: Roles, like: Mapping[str, Spec]) -> None:
     """Warn of an update that is not finite, or not like the model. It is sent all the same: some strategies take it."""
     scratch = Scratch()
     try:
@@ -178,7 +181,7 @@ def _warn_if_unlike(number: int, model: Model, roles: Roles, like: Mapping[str, 
             if name not in roles:
                 check_finite(name, source, scratch)
     except InvalidUpdate as error:
-        log.warning("round %d: most strategies refuse this update: %s", number, str(error))
+        log.warning("%s: most strategies refuse this update: %s", what, str(error))
 
 
 class _Packing:

@@ -39,9 +39,9 @@ def test_the_federation_learns(tmp_path: Path) -> None:
     assert f"\n## A federation in {len(lines)} lines\n" in README.text
     with Scripts(README, tmp_path) as scripts:
         out, errors = scripts.start("federation.py").communicate(timeout=LIMIT)
-    losses = [float(loss) for loss in re.findall(r"loss=?:? ?([\d.]+)", out)]
-    assert len(losses) == 20, (out, errors)
-    assert losses[-1] < 0.5 * losses[0]
+    found = re.fullmatch(r"<Result: 20 rounds, 4 tensors .*loss ([\d.]+).*>\n", out)
+    assert found is not None, (out, errors)
+    assert float(found[1]) < 0.35  # 0.69 before it has learned anything
 
 
 def test_its_figures_are_those_of_the_benchmarks() -> None:

@@ -115,9 +115,11 @@ def lines(status: Mapping[str, Any], clients: list[Mapping[str, Any]]) -> Iterat
     total = f" of {status['rounds']}" if status.get("rounds") else ""
     running = f"; round {status['round']} runs" if status.get("round") else ""
     left = f"; about {_duration(status['left'])} left" if status.get("left") else ""
-    yield printable(f"{status.get('strategy', '')}: {status['done']}{total} rounds are done{running}{left}")
+    done = f"{status.get('strategy', '')}: {status['done']}{total} rounds are done"
+    yield printable(f"{done if status.get('strategy') else 'no round has begun'}{running}{left}")
     stages = ", ".join(f"{count} {stage}" for stage, count in status["stages"].items())
-    yield printable(f"{status['clients']} clients: {stages}" if stages else "no client has connected")
+    clients_of = f"{status['clients']} client{'s' * (status['clients'] != 1)}"
+    yield printable(f"{clients_of}: {stages}" if stages else "no client has connected")
     if clients:
         rows = [
             ("client", "stage", "since", "updates", "failed", "certificate", "address", "why"),

@@ -159,7 +159,8 @@ class Member:
     state: MemberState = MemberState.IDLE
     since: float = -math.inf
     changed: float = 0.0  # when its state changed last, in seconds since 1970; 0: never
-    reason: str = ""  # why its last task failed or was skipped, or why it left
+    reason: str = ""  # why its last task failed or was skipped
+    left: str = ""  # why it has left, or only looks, since it last joined
     updates: int = 0  # of it that counted
     failures: int = 0  # tasks of it that failed
     session: MemberSession = field(default_factory=MemberSession)
@@ -181,7 +182,7 @@ class Member:
 
     def remembered(self) -> Member:
         """Return what is remembered of this client when it has gone."""
-        kept = ("id", "name", "changed", "reason", "updates", "failures", "records")
+        kept = ("id", "name", "changed", "reason", "left", "updates", "failures", "records")
         return Member(**{name: getattr(self, name) for name in kept})
 
     def on(self, event: MemberEvent) -> None:

@@ -127,7 +127,7 @@ class Members:
         absent = [each for each, since in members if each.id not in known and each.since == since]
         gone = [each for each in absent if not (each.task or each.final or each.is_counted)]
         missed = [each for each in gone if each.has_missed][-_REMEMBERED:]
-        shown = [each for each in gone if each.name or each.reason or each.updates][-_SHOWN:]
+        shown = [each for each in gone if each.name or each.left or each.reason or each.updates][-_SHOWN:]
         kept = {*missed, *shown}
         for member in gone:
             self._admission.leave(member)
@@ -434,6 +434,7 @@ class Members:
             return False
         session.properties, session.wants_final = introduction.properties, introduction.final
         session.version, session.check = introduction.version, introduction.check
+        member.left = ""
         session.ahead = introduction.time - time.time() if introduction.time else None
         figures = self.queue.statistics(member.id).get(member.id)
         if figures is None:  # it has gone meanwhile
@@ -454,7 +455,7 @@ class Members:
             return False
         log.info("%s: wants no task: %s", member, question.reason)
         member.session.is_visitor = True
-        member.reason, member.changed = question.reason, time.time()
+        member.left, member.changed = question.reason, time.time()
         try:
             description = self._describe(_info(member))
         except Exception:  # of the user's strategy, as it would in the next round
@@ -566,6 +567,8 @@ class Members:
 def _status(member: Member, figures: netq.Statistics | None) -> ClientStatus:
     session, stage = member.session, _stage(member, figures)
     reason, since = member.reason, member.changed or None
+    if stage in (Stage.VISITOR, Stage.LEAVING, Stage.GONE):
+        reason = member.left or reason
     if figures is None:
         return ClientStatus(
             member.id, member.name, stage, reason, since, updates=member.updates, failures=member.failures
@@ -638,6 +641,6 @@ def _receive_leave(member: Member, leave: Leave) -> bool:
     if member.session.is_leaving:  # it says so once a session
         return False
     member.session.is_leaving = True
-    member.reason, member.changed = leave.reason, time.time()
+    member.left, member.changed = leave.reason, time.time()
     log.info("%s: leaves: %s", member, leave.reason)
     return True

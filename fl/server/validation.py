@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import netq
 from fl.callbacks.base import Callback
+from fl.checks import MODEL_IS
 from fl.envelope import RESERVED
 from fl.schedules import resolved
 from fl.server.patience import Patience
@@ -30,7 +31,7 @@ def check_settings(
     config: object,
 ) -> None:
     """Raise InvalidOption unless these are valid arguments of fl.Server; InvalidUpdate for a model without a mean."""
-    expect(isinstance(model, Mapping) and len(model) > 0, "Server.model", model, "a dict of arrays or tensors by name")
+    expect(isinstance(model, Mapping) and len(model) > 0, "Server.model", model, MODEL_IS)
     specs_of(model)
     known = isinstance(options, netq.CommunicatorOptions | None)
     form = "a netq.CommunicatorOptions, as in CommunicatorOptions(netloc=(host, port))"

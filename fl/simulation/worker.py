@@ -145,11 +145,11 @@ class _SimulatedTrainer(Trainer):
         self._calls = calls
         trainer.seed_rounding(calls.rounding_seed(partition))
 
-    def do(self, task: Task, rate: float | None = None) -> Content | str:
+    def do(self, task: Task, rate: float | None = None, what: str = "") -> Content | str:
         """Train or evaluate, one client at a time, and wait for the turn of this one."""
         config = {**task.config, "partition": self._partition, "partitions": self._start.partitions}
         with self._calls.alone(self._partition, task.job.purpose):
-            content = self._trainer.do(replace(task, config=config), rate)
+            content = self._trainer.do(replace(task, config=config), rate, what)
         if self._start.ordered and task.job.purpose == "train":
             self._parent.await_turn(self._partition, task.job.round)
         return content

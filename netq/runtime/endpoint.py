@@ -578,7 +578,7 @@ class Endpoint:
             rival.loop.call(rival.probe)
             raise SessionRefused(
                 f"the id {greeting.id} is in use by another client, or by its predecessor that is not known yet to be "
-                "gone: it is being asked; give each client its own options"
+                "gone: it is being asked; give each client its own options, and its own certificate"
             )
         if rival is not None and not certified and (left := rival.grace_left) > 0:
             raise SessionRefused(

@@ -94,6 +94,7 @@ def test_device_tries_a_training_out_before_it_takes_part(tmp_path: Path, caplog
             aggregator.close()
     assert (report.clients, report.failures, report.metrics["count"]) == ((ID,), {}, 1)
     assert found.check > 0
+    assert found.reason == ""
     said = [text for text in caplog.messages if text.startswith("board-3 ")]
     parts = ("wants no task: it tries a training", "leaves: its check has failed: the training process", "checked by a")
     assert [sum(part in text for text in said) for part in parts] == [2, 1, 1]

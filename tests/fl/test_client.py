@@ -271,7 +271,7 @@ def test_other_messages_are_logged_and_ignored(caplog: pytest.LogCaptureFixture)
         for junk in ("hello", None, [7, 1, "train"], {"type": "Report", "num_examples": 1}, b"junk"):
             server.put(junk)
         assert type(server()) is Update
-    assert caplog.text.count("expected a Task, a Permit, an End or a Final") == 6
+    assert caplog.text.count("expected a Task, a Permit, an End, a Final or a Description") == 6
     assert caplog.text.count("a message of the server cannot be read") == 6
     assert [record.levelno for record in caplog.records if record.levelno > logging.INFO] == [logging.ERROR]
 

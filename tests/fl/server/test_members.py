@@ -41,7 +41,7 @@ def test_the_clients_that_are_remembered_are_bounded(members: Members) -> None:
 def test_a_client_that_has_gone_is_shown_with_what_is_known_of_it(members: Members) -> None:
     for number in range(300):
         members.of(uuid.UUID(int=number)).name = f"board-{number}"
-    members.of(uuid.UUID(int=299)).reason = "its check has failed"
+    members.of(uuid.UUID(int=299)).left = "its check has failed"
     members.of(uuid.UUID(int=1000))  # which has said nothing
     for _ in range(2):
         members.update()
