@@ -200,7 +200,7 @@ def _file_is_named(options: argparse.Namespace) -> Iterator[None]:
     except (InvalidOption, SecurityError) as error:
         text = in_file_terms(error)
         file = open_file(options.config, _overrides(options))
-        raise (InvalidOption(text) if text.startswith("--") else file.wrong(text)) from error
+        raise (InvalidOption(text) if text.startswith(("--", "$")) else file.wrong(text)) from error
 
 
 def _copied_keys(options: argparse.Namespace) -> list[Path]:

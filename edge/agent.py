@@ -14,7 +14,6 @@ server selects among devices that are fit.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from dataclasses import replace
@@ -43,6 +42,7 @@ from netq.utils.stream import Stream
 log = logging.getLogger("edge")
 
 _LOOK = 10.0  # seconds between readings of the sensors
+_LOOKS = 2  # at what has come during a trial
 _DESCRIBED = 60.0  # seconds for a server to say what its tasks are like: one that waits for clients looks every second
 
 
@@ -64,8 +64,8 @@ class _Unfit(Exception):
     """The device is not fit for tasks; the text says why."""
 
 
-class _Undescribed(Exception):
-    """The server has not said what its tasks are like."""
+class _Over(Exception):
+    """The session of a check is over: a training was tried out, or the server does not describe its tasks."""
 
 
 class Agent:
@@ -123,38 +123,60 @@ class Agent:
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session. The first one only tries a training out, if the device checks itself."""
-        question = "it tries a training out before it takes part (client.check)" if self._checks else ""
-        conversation = self._work.converse(queue, membership, self._link, question)
+        if self._checks:
+            self._check(queue, membership)
+            return
+        self._patience.passed()
+        conversation = self._work.converse(queue, membership, self._link, "")
         host, port = self._config.netloc
-        described_by = time.monotonic() + _DESCRIBED if self._checks else math.inf
-        if not self._checks:
-            self._patience.passed()
 
         def idle() -> float | None:
             self._supervisor.status(f"waiting for tasks of {host}:{port}")
             if conversation.is_sending or membership.over:  # the last model comes, and no task
                 return self._supervisor.alive()
             self._supervisor.check_copies()
-            due = self._check_fit(self._traffic.after_round())
-            if described_by == math.inf:
-                return due
-            if (left := described_by - time.monotonic()) <= 0:
-                raise _Undescribed
-            return left if due is None else min(due, left)
+            return self._check_fit(self._traffic.after_round())
 
         try:
             while (task := conversation.next_task(idle)) is not None:
-                if isinstance(task, Described):
-                    self._try_out(conversation, task)
-                    return
                 self._answer(conversation, task)
             self.final = conversation.final if membership.over else None
-        except _Undescribed:
-            log.warning("the server does not say what its tasks are like; taking part without a check (client.check)")
-            self._checks = False
         except _Unfit as unfit:
             log.info("leaving until the device is fit again: %s", unfit)
             conversation.leave(str(unfit))
+
+    def _check(self, queue: netq.Communicator, membership: Membership) -> None:
+        """Ask what tasks are like, and try a training out. The next session gets tasks. Raises ChildFailed."""
+        reason = "it tries a training out before it takes part (client.check)"
+        conversation = self._work.converse(queue, membership, self._link, reason)
+        until, looks = time.monotonic() + _DESCRIBED, _LOOKS
+        trial: ChildFailed | None = None
+        tried = False
+
+        def idle() -> float | None:
+            nonlocal looks
+            due = self._supervisor.alive()
+            if membership.over:  # the last model comes
+                return due
+            self._supervisor.check_copies()
+            left = until - time.monotonic()
+            if tried:  # what has come meanwhile may be the end of the federation
+                looks, left = looks - 1, 0.0
+            if looks < 0 or (left <= 0 and not tried):
+                raise _Over
+            return left if due is None else min(due, left)
+
+        try:
+            while (described := conversation.next_task(idle)) is not None:
+                trial, tried = self._try_out(described), True
+            self.final = conversation.final if membership.over else None
+        except _Over:
+            if trial is not None:
+                conversation.leave(f"its check has failed: {trial}")
+                raise ChildFailed(f"the check before it takes part: {trial}") from None
+            if not tried:
+                log.warning("the server does not say what its tasks are like; taking part unchecked (client.check)")
+            self._checks = False
 
     def _answer(self, conversation: Conversation, task: Task) -> None:
         self._traffic.received(task.stream.nbytes)
@@ -170,8 +192,8 @@ class Agent:
         self._supervisor.status(task.title)
         self._do(conversation, task)
 
-    def _try_out(self, conversation: Conversation, described: Described) -> None:
-        """Train once with a model like the server's. The next session gets tasks. Raises ChildFailed."""
+    def _try_out(self, described: Described) -> ChildFailed | None:
+        """Train once with a model like the server's. The next session gets tasks. Return why it fails."""
         self._supervisor.status("trying a training out")
         begin = time.monotonic()
         try:
@@ -180,13 +202,12 @@ class Agent:
             os.close(answer.fd)
         except ChildFailed as error:
             self._has_failed = True
-            conversation.leave(f"its check has failed: {error}")
-            raise ChildFailed(f"the check before it takes part: {error}") from None
+            return error
         finally:
             self._child.end()  # what the trial has left as state is not for the first task
         self._link.check = time.monotonic() - begin
-        self._checks = False
         log.info("a training was tried out: %.1f s", self._link.check)
+        return None
 
     def _hand_over(self, final: Final, path: Path) -> None:
         """Write the last model, and run the owner's command. Waits for a disk that is full. Raises FileChanged."""

@@ -25,7 +25,7 @@ from edge.group import Group
 from edge.machine import Machine
 from edge.record import Record
 from edge.supervisor import Supervisor
-from edge.tasks import described_size
+from edge.tasks import check_size, described_size
 from edge.work import Work
 from edge.worker import Order
 from fl.envelope import Describe, Introduction
@@ -72,9 +72,7 @@ def check(config: Config, work: Work, group: Group, *, train: bool = True) -> bo
         _show("state", _state(config.state))
         answer = _look_at_server(config, is_federation=config.train is not None)
         if answer is not None:
-            received = _model_size(answer.description)
-            _show_answer(config, answer, received)
-            _check_model_size(config, received)  # before a model of this size is made
+            received = _model_size(config, answer)
             sent = _train(child, answer.description) if train else 0
             _check_traffic(config, received + sent)
         return answer is not None or config.train is None
@@ -136,7 +134,7 @@ def _look_at_server(config: Config, *, is_federation: bool) -> _Answer | None:
             "; if the agent of this device runs, stop it first: they have one certificate" if "in use" in found else ""
         )
         raise CheckFailed(f"the file is right, but {host}:{port} {in_file_terms(found)}{hint}")
-    _show("server", f"{host}:{port} answers in {found.seconds * 1000:.1f} ms")
+    _show("server", f"{host}:{port}{found.proxy} answers in {found.seconds * 1000:.1f} ms")
     _show("link", f"{config.protocol.value}, {_layers(found)}")
     if is_federation and not answers:
         _show("model", f"the server has not described it within {PATIENCE:g} s: it is busy, or no server of fl")
@@ -170,23 +168,15 @@ def _described(queue: netq.Communicator, config: Config) -> list[_Answer]:
     return []
 
 
-def _model_size(description: Description) -> int:
-    """Return the bytes of the server's model. Raises CheckFailed for a dtype that no model has."""
+def _model_size(config: Config, answer: _Answer) -> int:
+    """Show what the server has described, and return the bytes of its model. Raises CheckFailed for too large a one."""
     try:
-        return described_size(description)
+        size = described_size(answer.description)
+        _show_answer(config, answer, size)
+        check_size(size, config.largest)
     except InvalidUpdate as error:
         raise CheckFailed(str(error)) from None
-
-
-def _check_model_size(config: Config, size: int) -> None:
-    """Raise CheckFailed if the server cannot send its model to this device."""
-    limit = config.options().connection.message_size
-    if size > limit:
-        raise CheckFailed(
-            f"the server's model has {size / 1e6:.3g} MB, and this device takes messages of {limit / 1e6:.3g} MB at "
-            "most, so the server cannot send it. The limit is connection.message_size; if the file has none, the "
-            "smaller of training.memory and a fifth of the memory here"
-        )
+    return size
 
 
 def _show_answer(config: Config, answer: _Answer, size: int) -> None:

@@ -143,6 +143,11 @@ class Config:
             settings=file.table("settings"),
         )
 
+    @property
+    def largest(self) -> int:
+        """The largest message that this device takes, in bytes."""
+        return self.options().connection.message_size
+
     def options(self) -> CommunicatorOptions:
         """Return the options of the device's communicator, which takes no message that this machine has no room for."""
         return CommunicatorOptions(

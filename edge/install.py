@@ -116,7 +116,8 @@ WantedBy=multi-user.target
 def containerfile(file: Path) -> str:
     """Return the text of a Containerfile for a device whose folder is the build's context."""
     model = _model(File(file, FILE).tables)
-    last = "" if model is None else f"ENV EDGE_MODEL_PATH={json.dumps(f'/state/{model}')}\n"
+    path = json.dumps(f"/state/{model}").replace("$", "\\$")  # or it would name a variable
+    last = "" if model is None else f"ENV EDGE_MODEL_PATH={path}\n"
     return f"""\
 # Written by `edge install --container`. Build it in the device's folder, with the wheel of {DISTRIBUTION} in it:
 #     podman build -t edge . && podman run --memory 256m --read-only --volume edge-state:/state edge

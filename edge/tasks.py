@@ -29,6 +29,7 @@ from fl.tensors.serialization import own_file, unserializable
 from fl.tensors.spec import DTYPES, Model, specs_of
 from fl.trainer import Trainer, finished
 from netq.errors import InvalidOption
+from netq.options import UNLIMITED
 from netq.text import printable
 from netq.toml_file import function
 from netq.utils.stream import Stream
@@ -43,6 +44,7 @@ class TrainingTasks:
     compression:     its fields by name, its text, or "auto"; None: as the server says.
     settings:        joined to the config of each task, and stronger than it.
     model:           the file for the last model; None: `store` is not called.
+    largest:         bytes of the largest message that the device takes.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class TrainingTasks:
         compression: Mapping[str, Any] | str | None,
         settings: Mapping[str, Any],
         model: Path | None = None,
+        largest: int = UNLIMITED,
     ) -> None:
         if model is not None:
             files.check_name(model, "model.path")
         self._model = model
         self._settings = settings
+        self._largest = largest
         self._usage = Usage()
         functions = [
             None if name is None else self._measured(function(f"client.{key}", name, f"farm.training:{key}"))
@@ -81,7 +85,9 @@ class TrainingTasks:
 
     def _try_out(self, described: Described) -> Finished | str:
         try:
-            trial = _trial(MESSAGES.load(described.stream))
+            description = MESSAGES.load(described.stream)
+            check_size(described_size(description), self._largest)
+            trial = _trial(description)
         except InvalidUpdate as error:
             return str(error)
         content = self._trainer.do(trial, what="the trial of a training")
@@ -142,9 +148,18 @@ def described_size(description: Description) -> int:
     return size
 
 
+def check_size(size: int, largest: int) -> None:
+    """Raise InvalidUpdate if the server cannot send a model of this size to this device."""
+    if size > largest:
+        raise InvalidUpdate(
+            f"the server's model has {size / 1e6:.3g} MB, and this device takes messages of {largest / 1e6:.3g} MB at "
+            "most, so the server cannot send it. The limit is connection.message_size; if the file has none, the "
+            "smaller of training.memory and a fifth of the memory here"
+        )
+
+
 def _trial(description: Description) -> Task:
-    """Return a task as the server describes it, with a model of zeros. Raises InvalidUpdate."""
-    described_size(description)
+    """Return a task as the server describes it, with a model of zeros."""
     return Task(
         Job(0, description.round, "train"),
         {name: _zeros(*tensor) for name, tensor in description.tensors.items()},

@@ -46,6 +46,6 @@ def federation(config: Config) -> Work:
             queue, membership, link, introduction, question=question
         ),
         tasks="edge.tasks:TrainingTasks",
-        arguments={name: getattr(config, name) for name in names},
+        arguments={**{name: getattr(config, name) for name in names}, "largest": config.largest},
         title=", ".join(name for name in (config.train, config.evaluate) if name is not None),
     )

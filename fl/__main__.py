@@ -329,8 +329,13 @@ def _serve(config: Config) -> None:
         log.info("listening at %s:%d; %d of %d rounds are done%s", *server.netloc, server.number, config.rounds, of)
         was_over = server.is_over and bool(config.stop_early)  # without `stop_early` the rounds go on
         left = 0 if was_over else config.rounds - server.number
-        for _ in server.rounds(left):
-            pass  # the callbacks report it
+        try:
+            for _ in server.rounds(left):
+                pass  # the callbacks report it
+        except (SystemExit, KeyboardInterrupt):
+            saved = "" if path is None else f"; the last one is in {path}"
+            log.info("stopped: %d of %d rounds are done%s", server.number, config.rounds, saved)
+            raise
         if config.save is not None:
             files.save(config.save, server.model)
         log.info("all rounds are done" if server.number >= config.rounds else "no further rounds are needed")
@@ -358,7 +363,11 @@ def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
         host, port = options.prometheus
         yield stack.enter_context(Prometheus(port, host))
     if options.page:
-        yield stack.enter_context(fl.Page(**options.page))
+        try:
+            yield stack.enter_context(fl.Page(**options.page))
+        except (InvalidOption, SecurityError) as error:
+            text = str(error).replace("SecurityOptions.", "page.").replace("Page.host", "callbacks.page")
+            raise InvalidOption(f"{config.path}: {text.replace('Page.', 'page.')}") from error
     if options.mlflow is not None:
         yield stack.enter_context(_mlflow(config, options.mlflow))
     for make in options.own:

@@ -207,7 +207,10 @@ class Conversation:
         return self._put(answer)
 
     def _to_do(self, task: Task) -> list[Task]:
-        """Return a task that has arrived, unless its reply is on its way already."""
+        """Return a task that has arrived, unless its reply is on its way already, or this client only asks."""
+        if self._question:  # the server has sent it before it had the question
+            self._queue.put(Failure(task.job, self._question))
+            return []
         if self._offered is not None and self._offered_to == task.key:
             # The offer to the attempt before may be forgotten.
             self._queue.put(Offer(task.job, self._offered.size))

@@ -27,6 +27,7 @@ RESERVED = {  # names in the config of a client's functions that no server and n
     "round": "the number of the round",
     "state": "what a client's functions keep between rounds",
 }
+MAX_TIME = 2**40  # seconds; also of a date, since 1970
 MAX_NUMBER = 2**63 - 1  # of a run, a round or a size: a signed 64-bit integer
 
 
@@ -104,8 +105,8 @@ class Introduction:
             checked_name(self.name, "name")
             checked_name(self.version, "version")
             expect(type(self.final) is bool, "final", self.final, "True or False")
-            expect(is_number(self.time, 0), "time", self.time, "seconds since 1970")
-            expect(is_number(self.check, 0), "check", self.check, "seconds")
+            expect(is_number(self.time, 0, MAX_TIME), "time", self.time, "seconds since 1970")
+            expect(is_number(self.check, 0, MAX_TIME), "check", self.check, "seconds")
         except InvalidOption as error:
             raise InvalidUpdate(str(error)) from None
 

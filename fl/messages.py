@@ -30,6 +30,7 @@ from fl.checks import MODEL_IS, expect
 from fl.compression.packed import Packed, is_shape
 from fl.envelope import (
     MAX_NUMBER,
+    MAX_TIME,
     Describe,
     End,
     Introduction,
@@ -50,7 +51,6 @@ from netq.text import printable
 from netq.validate import is_number
 
 _MAX_EXAMPLES = 2**53  # up to which a float64 holds every whole number
-_MAX_TIME = 2**40  # seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Description:
 
     def __post_init__(self) -> None:
         check_number("round", self.round)
-        expect(is_number(self.time, 0, _MAX_TIME), "time", self.time, "seconds since 1970")
+        expect(is_number(self.time, 0, MAX_TIME), "time", self.time, "seconds since 1970")
         _check_roles(self.roles)
         expect(isinstance(self.tensors, dict), "tensors", self.tensors, "a dict")
         for name, value in self.tensors.items():

@@ -38,6 +38,10 @@ class Observed(Protocol):
     def number(self) -> int:
         """The last round that counted."""
 
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What it is, as plain values: federation, strategy, rounds_done, min_clients."""
+
     def members(self) -> Sequence[ClientStatus]:
         """Where each client stands."""
 

@@ -26,7 +26,7 @@ from fl.server.checkpoint import is_there
 from fl.server.validation import checked_evaluation
 from fl.tensors.files import check_name
 from fl.tensors.roles import ROLES, assign, check_values
-from netq.errors import InvalidOption, SecurityError
+from netq.errors import AddressError, InvalidOption, SecurityError
 from netq.options import CommunicatorOptions, NetworkLocation, Protocol, SecurityOptions
 from netq.text import describe
 from netq.toml_file import CONNECTION, File, in_file_terms, named_object
@@ -137,6 +137,10 @@ class Config:
             return make(self.options, **settings)
         except (InvalidOption, SecurityError) as error:
             raise InvalidOption(f"{self.path}: {in_file_terms(error)}") from error
+        except AddressError as error:
+            raise AddressError(
+                f"{self.path}: {str(error).replace(' (netloc)', ' (server.host, server.port)')}"
+            ) from error
 
     def simulated(self) -> Config:
         """Return this configuration with other names for what it writes, so that a service's files stay as they are."""

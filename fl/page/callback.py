@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -56,8 +57,8 @@ class Page(Callback):
         self._handler = _Lines(self._history)
         for name in _LOGGERS:
             logging.getLogger(name).addHandler(self._handler)
-        scheme = "http" if security is None else "https"
-        log.info("the page of this server is at %s://%s/", scheme, format_netloc(host, self.port))
+        name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+        self._url = f"{'http' if security is None else 'https'}://{format_netloc(name, self.port)}/"
 
     @property
     def port(self) -> int:
@@ -65,8 +66,11 @@ class Page(Callback):
         return 0 if self._pages is None else self._pages.port
 
     def listens(self, server: Observed) -> None:
-        """Show this server's clients."""
+        """Show what this server is, and its clients."""
         self._server = server
+        self._history.begin(server.about)
+        if self._pages is not None:
+            log.info("the page of this server is at %s", self._url)
 
     def federation_begins(self, details: Mapping[str, Any]) -> None:
         """Show what it is."""

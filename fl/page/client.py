@@ -34,7 +34,7 @@ def show(
 ) -> None:
     """Do `fl status`. Raises InvalidOption, SecurityError and AddressError."""
     try:
-        host, port = parse_netloc(address)
+        host, port = parse_netloc(address.removeprefix("https://").removeprefix("http://").rstrip("/"))
     except ValueError as error:
         raise InvalidOption(f"HOST:PORT: {error}") from error
     if (key is None) != (certificate is None) or (key is not None and authority is None):
@@ -88,6 +88,8 @@ def fetch(
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         hint = "expected the page of a server: fl.Page, or [callbacks] page"
+        if security is None and isinstance(error, http.client.RemoteDisconnected | ConnectionResetError):
+            hint = "if the page uses TLS, give its authority with --authority"
         raise AddressError(f"{where}: no answer ({printable(reason)}); {hint}") from error
     finally:
         connection.close()
@@ -114,6 +116,8 @@ def lines(status: Mapping[str, Any], clients: list[Mapping[str, Any]]) -> Iterat
     """Yield the lines to show: the federation, then each client. All texts are escaped: a page may be anybody's."""
     total = f" of {status['rounds']}" if status.get("rounds") else ""
     running = f"; round {status['round']} runs" if status.get("round") else ""
+    if status.get("waits"):
+        running = f"; waiting for clients: {status['waits']} are connected"
     left = f"; about {_duration(status['left'])} left" if status.get("left") else ""
     done = f"{status.get('strategy', '')}: {status['done']}{total} rounds are done"
     yield printable(f"{done if status.get('strategy') else 'no round has begun'}{running}{left}")

@@ -85,7 +85,8 @@ class History:
         with self._lock:
             details, last, lines = self._details, list(self._rounds)[-_LAST:], list(self._lines)
             current, added = self._current, self._added
-        done = max((each["round"] for each in last if each["clients"]), default=0)
+        before, least = details.get("rounds_done"), details.get("min_clients")
+        done = max((each["round"] for each in last if each["clients"]), default=before if type(before) is int else 0)
         total = details.get("rounds")
         if type(total) is not int or total < done:  # a script that asks for one round after the other
             total = None
@@ -103,6 +104,7 @@ class History:
             "since": None if current is None else current[1],
             "left": left,
             "attempts": added,
+            "min_clients": least if type(least) is int else 0,
             "log": [{"time": when, "level": level, "text": text} for when, level, text in reversed(lines)],
         }
 

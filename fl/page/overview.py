@@ -24,7 +24,8 @@ _ROWS = 50  # clients of a table
 _SLOWEST = 10
 _REFUSED = 20
 _CERTIFICATE = 14 * 86400.0  # seconds before its end, in which a certificate needs a look
-_BAD = (Stage.FAILED, Stage.LATE, Stage.LOST, Stage.GONE)
+_BAD = (Stage.FAILED, Stage.LATE, Stage.LOST)
+_AWAY = (Stage.CONNECTED, Stage.VISITOR, Stage.LEAVING, Stage.LOST, Stage.GONE)
 
 
 class Clients(NamedTuple):
@@ -151,9 +152,14 @@ class Overview:
         refused = [
             {"time": each.time, "address": printable(each.address), "reason": each.reason} for each in found.refusals
         ]
+        summary = self._history.summary(running=self._clients is not None)
+        there = sum(each.stage not in _AWAY for each in members)
+        waits = self._clients is not None and summary["round"] is None and there < summary["min_clients"]
         return _dumped(
             {
-                **self._history.summary(running=self._clients is not None),
+                **summary,
+                "waits": f"{there} of {summary['min_clients']}" if waits else "",
+                "left": None if waits else summary["left"],
                 "time": time.time(),
                 "version": VERSION,
                 "live": self._clients is not None,

@@ -158,7 +158,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _read_body(path: Path, file: BinaryIO) -> memoryview:
     head, size = file.read(_HEAD.size), os.fstat(file.fileno()).st_size
     if len(head) < _HEAD.size or not head.startswith(_MAGIC):
-        raise CheckpointError(f"{path}: is no checkpoint; it begins with {head[:8]!r}")
+        raise CheckpointError(
+            f"{path}: is no checkpoint; it begins with {head[:8]!r}: name another file, or move it away"
+        )
     length = _HEAD.unpack(head)[1]
     if _HEAD.size + length + _DIGEST != size:
         raise CheckpointError(f"{path}: has {size} bytes; expected {_HEAD.size + length + _DIGEST}: it was cut off")

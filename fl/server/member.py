@@ -216,7 +216,7 @@ class Member:
         for each in self.owed:
             if each.job == job:
                 self.owed.remove(each)
-                self.seconds = now - each.since
+                self.seconds = now - max(each.since, self.since)  # with a new session it has begun again
                 return each
         return None
 

@@ -126,6 +126,7 @@ class Members:
         known = self.queue.statistics()
         absent = [each for each, since in members if each.id not in known and each.since == since]
         gone = [each for each in absent if not (each.task or each.final or each.is_counted)]
+        gone.sort(key=lambda each: each.changed)  # the last that have gone are remembered
         missed = [each for each in gone if each.has_missed][-_REMEMBERED:]
         shown = [each for each in gone if each.name or each.left or each.reason or each.updates][-_SHOWN:]
         kept = {*missed, *shown}

@@ -532,15 +532,22 @@ class Server:
         check_config(own, f"{type(self._strategy).__name__}.config")
         return {**resolved(self._config, number), **own}
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What this server is, as plain values: federation, strategy, rounds_done, min_clients."""
+        return {
+            "federation": str(self._members.queue.id),
+            "strategy": type(self._strategy).__name__,
+            "rounds_done": self.number,
+            "min_clients": self._min_clients,
+        }
+
     def _details(self) -> dict[str, Any]:
         """Return what is needed to repeat the run, as plain values."""
         return {
-            "federation": str(self._members.queue.id),
+            **self.about,
             "rounds": self._end_round,
-            "rounds_done": self.number,
-            "strategy": type(self._strategy).__name__,
             "seed": self._strategy.seed,
-            "min_clients": self._min_clients,
             "evaluate": self._evaluation._asdict() if self._evaluation.every else False,
             "config": details.plain(self._client_config(self.number + 1)),
             "versions": details.versions(),

@@ -43,6 +43,7 @@ class Reached(NamedTuple):
     """A server that has answered."""
 
     seconds: float
+    proxy: str  # on the way to it, as in " through http://proxy:3128"; empty: none
     security: netq.Security | None  # of the link; with MQTT, of the link to the broker
     seal: netq.Security | None  # from end to end
 
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     if isinstance(answer, str):
         print(f"server    {where} {answer}")
         return 1
-    print(f"server    {where} answers in {answer.seconds * 1000:.1f} ms")
+    print(f"server    {where}{answer.proxy} answers in {answer.seconds * 1000:.1f} ms")
     broker = "to the broker: " if options.protocol == "mqtt" else ""
     print(f"link      {broker}{describe(answer.security)}")
     if answer.security is not None:
@@ -95,8 +96,9 @@ def reach(
             if connected.wait(timeout):
                 seconds = time.monotonic() - begin
                 ask(queue)
-                found = [(each.security, each.seal) for each in queue.statistics().values()]
-                return Reached(seconds, *(found[0] if found else (None, None)))
+                for each in queue.statistics().values():
+                    return Reached(seconds, each.address.removeprefix(where), each.security, each.seal)
+                return Reached(seconds, "", None, None)  # it has left meanwhile
         finally:
             queue.close(timeout=_GOODBYE if connected.is_set() else 0)
     reason = warning.text.removeprefix(where).removeprefix(": ").removesuffix("; trying again until it answers")

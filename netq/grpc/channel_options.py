@@ -18,7 +18,7 @@ so_reuseport              off      otherwise two servers share a port, and each 
 from __future__ import annotations
 
 from netq.grpc.packet_size import MOST
-from netq.io.tunnel import authorization
+from netq.io.tunnel import authorization, server_name
 from netq.options import ConnectionOptions, NetworkLocation
 from netq.proxy import Proxy
 from netq.text import format_netloc
@@ -47,12 +47,13 @@ _BOTH: Options = [
 def of_client(netloc: NetworkLocation, proxy: Proxy | None = None) -> Options:
     """Return the options of a channel to an address of `netloc`, or of the proxy on the way to it.
 
-    The host of `netloc` is the name that the server must prove.
+    The host of `netloc` is the name that the server must prove. Raises OSError if a proxy cannot be asked for it.
     """
     name = format_netloc(netloc.host.partition("%")[0], netloc.port)  # without the zone of a link-local address
     tunnel: Options = []
     if proxy is not None:
-        tunnel = [("grpc.http_connect_server", name), ("grpc.http_connect_headers", authorization(proxy))]
+        target = format_netloc(server_name(netloc).decode(), netloc.port)
+        tunnel = [("grpc.http_connect_server", target), ("grpc.http_connect_headers", authorization(proxy))]
     return [
         *_BOTH,
         *tunnel,

@@ -19,6 +19,7 @@ from netq.grpc.stream import StreamFunctions
 from netq.grpc.tls import of_client, read_headers, refusal, renewed
 from netq.io import connect
 from netq.io.loop import Loop
+from netq.io.tunnel import ProxyRefused
 from netq.options import CommunicatorOptions, Purpose
 from netq.proxy import Proxy, proxy_for
 from netq.runtime.link import LinkListener
@@ -87,7 +88,7 @@ class ClientTransport:
         if self._attempt is asyncio.current_task():
             self._attempt = None
             if self._proxy is not None and isinstance(error, OSError):
-                error = connect.at_proxy(self._proxy, error)
+                error = _through(self._proxy, error)
             self._loop.call(self._failed, error)
 
     async def _try(self, target: str) -> Exception | None:
@@ -156,6 +157,13 @@ class ClientTransport:
             return grpc.aio.insecure_channel(target, options)
         key, certificate, trusted = self._files.current()
         return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(trusted, key, certificate), options)
+
+
+def _through(proxy: Proxy, error: OSError) -> OSError:
+    """Return the error of an attempt through a proxy: of the proxy, or of the server behind it."""
+    if type(error) is OSError or isinstance(error, TimeoutError | ProxyRefused):
+        return connect.at_proxy(proxy, error)
+    return type(error)(f"{error} (through the proxy {proxy})")
 
 
 def _proxy(options: CommunicatorOptions) -> Proxy | None:

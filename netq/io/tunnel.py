@@ -25,6 +25,7 @@ _LONGEST = 200  # characters of what a proxy says, in an error
 _LOGIN = "the proxy asks for a user and a password: write them into its URL, as in {scheme}://USER:PASSWORD@HOST:PORT"
 _WRONG_LOGIN = "it does not accept the user and the password of its URL"
 _RULES = "do its rules allow a tunnel to this server and port? Many allow port 443 only"
+_LENGTHS = {1: 4, 4: 16, 3: 0}  # bytes of an address by its kind; a name says its length
 _SOCKS = {
     1: "it failed",
     2: f"its rules do not allow it; {_RULES}",
@@ -50,18 +51,22 @@ def authorization(proxy: Proxy) -> str:
     return f"Proxy-Authorization: Basic {token}"
 
 
-def refusal(proxy: Proxy, status: int, reason: str = "", offered: str = "") -> OSError:
+class ProxyRefused(ConnectionRefusedError):
+    """The proxy makes no tunnel."""
+
+
+def refusal(proxy: Proxy, status: int, reason: str = "", offered: str = "") -> ProxyRefused:
     """Return the error for an HTTP status. `offered`: the kinds of login that the proxy accepts, as it says."""
     said = f"{status} {reason}".strip()
+    if status < 200:  # of grpc's own reader: this one reads on
+        return ProxyRefused(f"{said}: an interim answer, which gRPC does not understand; use Protocol.TCP")
     if status in (401, 407):
         if offered and "basic" not in offered.lower():
-            return ConnectionRefusedError(
-                f"{said}: it offers {offered}; netq has Basic only: ask for an account of that kind"
-            )
-        return ConnectionRefusedError(f"{said}: {_login(proxy)}")
+            return ProxyRefused(f"{said}: it offers {offered}; netq has Basic only: ask for an account of that kind")
+        return ProxyRefused(f"{said}: {_login(proxy)}")
     if status >= 500:
-        return ConnectionRefusedError(f"{said}: it cannot reach the server; is its name right, and does it run?")
-    return ConnectionRefusedError(f"it refuses: {said}; {_RULES}")
+        return ProxyRefused(f"{said}: it cannot reach the server; is its name right, and does it run?")
+    return ProxyRefused(f"it refuses: {said}; {_RULES}")
 
 
 def _login(proxy: Proxy) -> str:
@@ -69,7 +74,7 @@ def _login(proxy: Proxy) -> str:
 
 
 def _http(proxy: Proxy, netloc: NetworkLocation, send: Send) -> Tunnel:
-    target = format_netloc(_name(netloc).decode(), netloc.port)
+    target = format_netloc(server_name(netloc).decode(), netloc.port)
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", authorization(proxy)]
     send("".join([f"{line}\r\n" for line in lines if line]).encode() + b"\r\n")
     for _ in range(_INTERIM):
@@ -78,7 +83,7 @@ def _http(proxy: Proxy, netloc: NetworkLocation, send: Send) -> Tunnel:
             raise refusal(proxy, status, reason, kinds)
         if status >= 200:
             return
-    raise ConnectionRefusedError(f"it sends more than {_INTERIM} interim responses")
+    raise ProxyRefused(f"it sends more than {_INTERIM} interim responses")
 
 
 def _response() -> Generator[int, bytes, tuple[int, str, str]]:
@@ -88,39 +93,41 @@ def _response() -> Generator[int, bytes, tuple[int, str, str]]:
         raise ConnectionRefusedError(
             f"what it answers is not HTTP ({head!r}); is it a SOCKS5 proxy, or another server?"
         )
-    while not head.endswith(b"\r\n\r\n"):
+    while not head.endswith((b"\r\n\r\n", b"\n\n")):
         if len(head) > _MOST:
-            raise ConnectionRefusedError(f"the head of its answer has more than {_MOST} bytes; is it an HTTP proxy?")
+            raise ProxyRefused(f"the head of its answer has more than {_MOST} bytes; is it an HTTP proxy?")
         head += yield from _exactly(1)
-    first, *fields = head.decode("latin-1").split("\r\n")
+    first, *fields = head.decode("latin-1").splitlines()
     status, _, reason = first.partition(" ")[2].partition(" ")
     if not re.fullmatch("[1-9][0-9][0-9]", status):
-        raise ConnectionRefusedError(f"what it answers is not HTTP ({printable(first, _LONGEST)})")
+        raise ProxyRefused(f"what it answers is not HTTP ({printable(first, _LONGEST)})")
     kinds = [field.partition(":")[2].strip() for field in fields if field.lower().startswith("proxy-authenticate:")]
     return int(status), printable(reason, _LONGEST), printable(", ".join(kinds), _LONGEST)
 
 
 def _socks(proxy: Proxy, netloc: NetworkLocation, send: Send) -> Tunnel:
-    name = _name(netloc)
+    name = server_name(netloc)
     methods = b"\x00" if proxy.user is None else b"\x00\x02"
     send(bytes([5, len(methods)]) + methods)
     version, method = yield from _exactly(2)
     if version != 5:
-        raise ConnectionRefusedError(f"what it answers is not SOCKS5 (version {version}); is it an HTTP proxy?")
+        raise ProxyRefused(f"what it answers is not SOCKS5 (version {version}); is it an HTTP proxy?")
     if method == 2 and proxy.user is not None:
         user, password = proxy.user.encode(), proxy.password.encode()
         send(bytes([1, len(user)]) + user + bytes([len(password)]) + password)
-        _, failed = yield from _exactly(2)
-        if failed:
-            raise ConnectionRefusedError(_WRONG_LOGIN)
+        version, failed = yield from _exactly(2)
+        if version != 1 or failed:
+            raise ProxyRefused(_WRONG_LOGIN)
     elif method != 0:
-        raise ConnectionRefusedError(_login(proxy))
+        raise ProxyRefused(_login(proxy))
     send(b"\x05\x01\x00" + _address(name) + netloc.port.to_bytes(2, "big"))
-    _, failed, _, kind = yield from _exactly(4)
+    version, failed, _, kind = yield from _exactly(4)
+    if version != 5 or kind not in _LENGTHS:
+        raise ProxyRefused(f"what it answers is not SOCKS5 (version {version}, kind of address {kind})")
     if failed:
-        raise ConnectionRefusedError(_SOCKS.get(failed, f"it refuses (code {failed})"))
-    length = {1: 4, 4: 16}.get(kind)
-    if length is None:
+        raise ProxyRefused(_SOCKS.get(failed, f"it refuses (code {failed})"))
+    length = _LENGTHS[kind]
+    if not length:
         (length,) = yield from _exactly(1)
     yield from _exactly(length + 2)  # the address and the port of the proxy's own end
 
@@ -133,7 +140,7 @@ def _address(name: bytes) -> bytes:
     return (b"\x01" if address.version == 4 else b"\x04") + address.packed
 
 
-def _name(netloc: NetworkLocation) -> bytes:
+def server_name(netloc: NetworkLocation) -> bytes:
     """Return the name of a server as it travels. Raises OSError for what is no name."""
     try:
         name = netloc.host.encode("idna")

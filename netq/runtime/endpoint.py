@@ -366,7 +366,7 @@ class Endpoint:
     def opened(self, peer: Peer, *, resumed: bool) -> None:
         """Report a new session to the user."""
         if not self.is_server:
-            self.home.call(self.reconnector.connected)
+            self.home.call(self.reconnector.connected, peer.address)
         if not resumed and peer.id is not None:
             hold = self._inbox.hold()  # the user gets the event before the first message
             self.home.baton.defer(self._inbox.expect, peer.id)

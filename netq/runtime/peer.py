@@ -120,7 +120,7 @@ class Peer:
         self.link: Link | None = None
         self._flushing = False
         self._backlogged = False  # the log says that much waits
-        self._address = ""
+        self.address = ""
         self.origin = ""  # of the client that began the session (netq/runtime/pending_links.py)
         self.certificates: tuple[Certificate, ...] = ()  # by which this client has begun its session, if it has any
         self._protection: Protection | None = None  # of the last link
@@ -273,7 +273,7 @@ class Peer:
             self._drop(self.link, Code.SUPERSEDED, "a newer link has taken the session over")
         self.link = link
         self._link_valid_until = math.inf
-        self._address = link.address
+        self.address = link.address
         self._tick(link)
 
     def accept(self, link: Link, greeting: Greeting, *, resumed: bool) -> None:
@@ -426,7 +426,7 @@ class Peer:
         sealing = self._sealing if link is None else link.connection.protection
         return Statistics(
             connected=connected,
-            address=self._address,
+            address=self.address,
             absent=0.0 if connected else time.monotonic() - self._link_lost_at,
             queued=self.session.queued,
             messages_in=self.session.messages_in,

@@ -34,11 +34,11 @@ class Reconnector:
         self._log_dedup = LogDedup()
         self._up_since = math.inf  # when the present link finished its handshake
 
-    def connected(self) -> None:
-        """Note that a link has finished its handshake."""
+    def connected(self, address: str) -> None:
+        """Note that a link to this address has finished its handshake."""
         self._up_since = time.monotonic()
         troubled = self._log_dedup.forget(self._address())
-        log.log(logging.WARNING if troubled else logging.INFO, "%s: connected", self._address())
+        log.log(logging.WARNING if troubled else logging.INFO, "%s: connected", address)
 
     def lost(self, error: Exception) -> None:
         """Try again after a pause. A link that we dropped ourselves is replaced after the shortest pause."""

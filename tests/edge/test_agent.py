@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from edge.machine import Machine
 from edge.patience import Patience, Watched
 from edge.supervisor import Supervisor
 from edge.work import federation
+from netq.testing.log import LogRecorder
 from tests.edge import training
 
 SOON = 20.0  # seconds in which all happens that does happen
@@ -48,6 +51,13 @@ def running(function: Callable[..., Any], *args: Any) -> Iterator[None]:
         run = pool.submit(function, *args)
         yield
         run.result(SOON)
+
+
+def until_shown(aggregator: fl.Server, stage: fl.Stage) -> None:
+    end = time.monotonic() + 3 * SOON
+    while [each.stage for each in aggregator.members()] != [stage]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def config(aggregator: fl.Server, train: str = "train", **options: Any) -> edge.Config:
@@ -101,6 +111,36 @@ def test_device_tries_a_training_out_before_it_takes_part(tmp_path: Path, caplog
 
 
 @pytest.mark.slow
+def test_check_has_the_config_of_this_device_and_sees_the_end_of_the_federation(tmp_path: Path) -> None:
+    settings = {"mark": str(tmp_path / "mark")}
+    with server(config=lambda client: {"step": client.properties["step"]}) as aggregator:
+        device = config(aggregator, "waits", check=True, properties={"step": 2}, settings=settings)
+        with running(edge.run, device), ThreadPoolExecutor() as pool:
+            waiting = pool.submit(aggregator.wait, 2)
+            until_shown(aggregator, fl.Stage.VISITOR)
+            closed = pool.submit(aggregator.close, SOON)
+            assert isinstance(waiting.exception(SOON), netq.Closed)  # the end is announced
+            (tmp_path / "mark").touch()
+            closed.result(SOON)
+
+
+@pytest.mark.slow
+def test_check_refuses_a_model_that_the_device_cannot_take(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "netq.fl")
+    connection = replace(CONNECTION, message_size=100_000)
+    with server({"w": np.zeros(10**6, np.float32)}) as aggregator:
+        device = replace(config(aggregator, check=True), connection=connection)
+        with running(edge.run, device), LogRecorder("netq.fl") as log, ThreadPoolExecutor() as pool:
+            waiting = pool.submit(aggregator.wait, 2)
+            log.wait(
+                "its check has failed: the server's model has 4 MB, and this device takes messages of 0.1 MB at most"
+            )
+            until_shown(aggregator, fl.Stage.VISITOR)  # it tries again
+            aggregator.close()
+            assert isinstance(waiting.exception(SOON), netq.Closed)
+
+
+@pytest.mark.slow
 def test_server_that_describes_nothing_gets_a_device_without_a_check(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,7 +150,7 @@ def test_server_that_describes_nothing_gets_a_device_without_a_check(
         (found,) = aggregator.members()
         aggregator.close()
     assert (report.clients, found.check) == ((ID,), 0)
-    assert "taking part without a check (client.check)" in caplog.text
+    assert "taking part unchecked (client.check)" in caplog.text
 
 
 def test_pauses_between_sessions_are_those_with_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -462,7 +462,8 @@ def test_address_in_use_is_one_line_and_status_1(tmp_path: Path) -> None:
     with fl.Server(zeros(), at(netq.NetworkLocation("127.0.0.1", 0))) as server:
         done = call("serve", str(write(tmp_path, port=server.netloc.port)))
     assert done.returncode == 1
-    assert done.stderr.startswith(f"fl: cannot listen at 127.0.0.1:{server.netloc.port}")
+    where = f"127.0.0.1:{server.netloc.port} (server.host, server.port)"
+    assert done.stderr.startswith(f"fl: {tmp_path / 'aggregator.toml'}: cannot listen at {where}: ")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")

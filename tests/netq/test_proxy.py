@@ -35,7 +35,8 @@ def test_url(text: str, expected: Proxy) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["", "http://", "https://proxy:1", "socks4://proxy:1", "http://proxy:99999", "http://proxy:x", "http://proxy/path",
+    ["", "  ", "environment ", "http://", "http://proxy:0", "http://pr\noxy:1", "http://pr\0oxy:1", "http://u\udcff@proxy:1",
+     "https://proxy:1", "socks4://proxy:1", "http://proxy:99999", "http://proxy:x", "http://proxy/path",
      "http://proxy?x", "http://[::1", "http://u:" + "p" * 256 + "@proxy", 3128, None, b"http://proxy:1"],
 )  # fmt: skip
 def test_what_is_no_url(wrong: str) -> None:
@@ -50,7 +51,13 @@ def test_password_is_seen_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     assert (found.password, str(found)) == ("secret", "http://proxy:1")
     assert "secret" not in repr(found)
-    for wrong in ("http://me:secret@proxy:x", "ftp://me:secret@proxy:1", "me:secret@proxy:x"):
+    for wrong in (
+        "http://me:secret@proxy:x",
+        "ftp://me:secret@proxy:1",
+        "me:secret@proxy:x",
+        "http://me:secret",
+        "me:secret",
+    ):
         with pytest.raises(InvalidOption) as raised:
             CommunicatorOptions(proxy=wrong)
         assert "secret" not in str(raised.value)
@@ -90,6 +97,13 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("11.1.2.3", False),
         ("2001:db8::7", True),
         ("192.0.2.7", True),
+        ("0.0.0.0", True),
+        ("::", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:192.0.2.7", True),
+        ("fe80::1", True),
+        ("a.star.example", True),
+        ("spaced.example", True),
         ("port.example", False),
         ("example", False),
     ],
@@ -97,6 +111,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_hosts_without_a_proxy(monkeypatch: pytest.MonkeyPatch, host: str, exempt: bool) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:1")
     exempted = ".hospital.example, 10.0.0.0/8,2001:db8::/32,192.0.2.7, port.example:444 ,,"
+    exempted += "*.star.example spaced.example. [fe80::1]"
     monkeypatch.setenv("no_proxy", exempted)
     assert (proxy_for("environment", host, 443) is None) == exempt
     assert proxy_for("environment", "port.example", 444) is None

@@ -50,6 +50,7 @@ function showHead() {
   const total = found.rounds ? ` of ${found.rounds}` : "";
   let text = done ? `round ${done}${total} is done` : found.live ? "waiting for the first round" : "no round";
   if (found.round !== null) text = `round ${found.round}${total} is running, for ${duration(Math.max(0, now() - found.since))}`;
+  if (found.waits) text += `, waiting for clients: ${found.waits} are connected`;
   say("round", text);
   document.title = `${done}${total}: federation`;
   say("subtitle", [found.strategy, found.federation, `netq ${found.version}`].filter(Boolean).join(" · "));

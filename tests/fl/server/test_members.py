@@ -43,9 +43,16 @@ def test_a_client_that_has_gone_is_shown_with_what_is_known_of_it(members: Membe
         members.of(uuid.UUID(int=number)).name = f"board-{number}"
     members.of(uuid.UUID(int=299)).left = "its check has failed"
     members.of(uuid.UUID(int=1000))  # which has said nothing
+    for member in members:
+        member.end_session()
     for _ in range(2):
         members.update()
     assert [member.name for member in members] == [f"board-{number}" for number in range(44, 300)]
+    members.of(uuid.UUID(int=2000)).name = "board-2000"
+    members.of(uuid.UUID(int=2000)).end_session()
+    members.update()
+    assert members.status()[-1].name == "board-2000"
+    members._members.pop(uuid.UUID(int=2000))
     last = members.status()[-1]
     assert (last.stage, last.name, last.reason) == (fl.Stage.GONE, "board-299", "its check has failed")
 

@@ -327,7 +327,7 @@ def test_a_client_logs_what_is_wrong_with_its_update(caplog: pytest.LogCaptureFi
         federation.join(B, lambda model, config: fl.Update({"w": np.full(3, np.nan, np.float32)}, 1))
         federation.join(C, lambda model, config: fl.Update(filled(1), -1))
         assert set(federation.round(3).failures) == {B, C}
-    assert "round 1: most strategies refuse this update: 'w' holds NaN" in caplog.text
+    assert "round 1: train: most strategies refuse this update: 'w' holds NaN" in caplog.text
     assert "round 1: train failed: InvalidUpdate: num_examples: int -1; expected a whole number" in caplog.text
     assert "Traceback" not in caplog.text
 

@@ -33,6 +33,7 @@ def converse(proxy: Proxy, answer: bytes, netloc: NetworkLocation = SERVER, *, m
     "answer",
     [
         b"HTTP/1.0 200 OK\r\n\r\n",
+        b"HTTP/1.0 200 OK\nVia: x\n\n",
         b"HTTP/1.1 200 \r\nVia: x\r\nProxy-Agent: y\r\n\r\n",
         b"HTTP/1.1 100 Go\r\n\r\nHTTP/1.1 103 Hints\r\nLink: x\r\n\r\nHTTP/1.1 201\r\nContent-Length: 5\r\n\r\n",
     ],
@@ -106,6 +107,8 @@ def test_http_proxy_that_refuses(answer: bytes, expected: str) -> None:
         (b"\x05\x00\x05\x02\x00\x01", "rules do not allow it"),
         (b"\x05\x00\x05\x05\x00\x01", "server refuses the connection"),
         (b"\x05\x00\x05\x63\x00\x01", "code 99"),
+        (b"\x05\x00\x04\x00\x00\x01", "not SOCKS5 .version 4"),
+        (b"\x05\x00\x05\x00\x00\x09", "not SOCKS5 .version 5, kind of address 9"),
     ],
 )
 def test_socks_proxy_that_refuses(answer: bytes, expected: str) -> None:
@@ -114,8 +117,9 @@ def test_socks_proxy_that_refuses(answer: bytes, expected: str) -> None:
 
 
 def test_wrong_password() -> None:
-    with pytest.raises(OSError, match="does not accept"):
-        converse(Proxy("socks5", "proxy", 1, **LOGIN), b"\x05\x02\x01\x01")
+    for answer in (b"\x05\x02\x01\x01", b"\x05\x02\x05\x00"):
+        with pytest.raises(OSError, match="does not accept"):
+            converse(Proxy("socks5", "proxy", 1, **LOGIN), answer)
     with pytest.raises(OSError, match="does not accept"):
         converse(Proxy("http", "proxy", 1, **LOGIN), b"HTTP/1.1 407 Again\r\n\r\n")
 
