@@ -4,7 +4,8 @@ variable                  meaning
 https_proxy, all_proxy    the URL of the proxy; the first that is set, in small letters or capitals
 no_proxy                  hosts, domains and networks that are reached without it, separated by commas; * for all
 
-http_proxy is for HTTP in the clear only, and is not read. This machine itself is always reached without a proxy.
+http_proxy is for HTTP in the clear only, and is not read. `localhost` and loopback addresses are always reached without
+a proxy.
 """
 
 from __future__ import annotations

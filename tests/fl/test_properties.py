@@ -227,6 +227,13 @@ def test_wrong_name_is_named(name: object) -> None:
         Introduction({}, name=name)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("field", ["time", "check"])
+@pytest.mark.parametrize("value", [-1.0, 1e300, math.inf, math.nan, "1"])
+def test_times_of_an_introduction_are_bounded(field: str, value: Any) -> None:
+    with pytest.raises(InvalidUpdate, match=field):
+        Introduction({}, **{field: value})
+
+
 def test_title_of_a_client() -> None:
     long = uuid.UUID("66923fab-b835-4f3d-8000-0123456789ab")
     assert title(long) == str(long)

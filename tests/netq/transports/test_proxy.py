@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from netq import CommunicatorOptions, InvalidOption, NetworkLocation, Purpose
+from netq.grpc.channel_options import of_client
+from netq.proxy import Proxy
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.text import format_netloc
@@ -22,6 +27,31 @@ HTTP = ("tcp", "tls", "mqtt", "mqtt+tls", "grpc", "grpc+tls", "tcp+seal")
 SOCKS = ("tcp", "tls", "mqtt")  # grpc has no SOCKS
 LOGIN = "board s-cret"
 ESCAPED = "board:s%2Dcret@"
+
+
+class Stranger:
+    """A server that answers each connection with a line of its own, and hangs up."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.netloc = NetworkLocation(*self._listener.getsockname())
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                with sock:
+                    sock.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(LIMIT)
+        self._listener.close()
 
 
 @contextmanager
@@ -148,6 +178,27 @@ def test_proxy_that_says_nothing(communicators: Communicators, log: LogRecorder)
         expected = f"server.invalid:9: the proxy {url}: it does not answer; trying again until it answers"
         assert log.wait("trying again") == expected
         client.close()
+
+
+@on("grpc")
+def test_error_of_a_server_behind_the_proxy_is_not_the_proxys(
+    communicators: Communicators, tmp_path: Path, log: LogRecorder
+) -> None:
+    with Stranger() as server, forward.tinyproxy(tmp_path) as netloc:
+        url = f"http://{format_netloc(*netloc)}"
+        communicators.client(server.netloc, proxy=url, linger=0.0)
+        line = log.wait("trying again")
+        assert line.startswith("{}:{}: it ".format(*server.netloc))
+        assert f" (through the proxy {url}); trying again" in line
+
+
+def test_grpc_asks_for_the_name_that_tcp_asks_for() -> None:
+    proxy = Proxy("http", "proxy", 3128)
+    options = dict(of_client(NetworkLocation("bücher.example", 443), proxy))
+    assert options["grpc.http_connect_server"] == "xn--bcher-kva.example:443"
+    for wrong in ("evil\nGET", "a" * 300):
+        with pytest.raises(OSError, match="is no name of a host"):
+            of_client(NetworkLocation(wrong, 443), proxy)
 
 
 @pytest.mark.parametrize(
