@@ -27,6 +27,7 @@ from edge.__main__ import main as edge_main
 from fl.callbacks.jsonl import JsonLines, read
 from fl.config.server import Config
 from fl.server.checkpoint import Checkpoint
+from netq.security import certificates
 from tests.fl.federation import SOON, A, B, C, D, adds, at, gives, zeros
 from tests.programs.in_process import own_process
 
@@ -464,6 +465,15 @@ def test_address_in_use_is_one_line_and_status_1(tmp_path: Path) -> None:
     assert done.returncode == 1
     where = f"127.0.0.1:{server.netloc.port} (server.host, server.port)"
     assert done.stderr.startswith(f"fl: {tmp_path / 'aggregator.toml'}: cannot listen at {where}: ")
+
+
+def test_wrong_key_of_the_page_is_one_line_and_status_2(tmp_path: Path) -> None:
+    own = certificates.init(tmp_path)
+    pair = f"key = '{own.key}'\ncertificate = '{own.authority}'\nauthority = '{own.authority}'"
+    path = write(tmp_path, more=f"page = '0.0.0.0:0'\n[page]\n{pair}")
+    done = call("serve", str(path))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"fl: {path}: page.key: {own.key}: not the key of the certificate ")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")

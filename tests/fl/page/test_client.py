@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,19 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def test_clients_are_listed() -> None:
-    with fl.Page(0) as page, Federation(callbacks=[page]) as federation:
+    with fl.Page(0) as page, Federation(callbacks=[page], min_clients=2) as federation:
+        before = run(f"http://127.0.0.1:{page.port}/")[1].splitlines()
         federation.join(A, gives(1.0))
         federation.join(B, gives(3.0))
         federation.round(2)
-        code, output = run(f"127.0.0.1:{page.port}")
+        end = time.monotonic() + SOON
+        while "waiting" in (output := run(f"127.0.0.1:{page.port}")[1]):  # it has looked at the clients just before
+            assert time.monotonic() < end
         late = run(f"127.0.0.1:{page.port}", "--stage", "late")[1]
         found = json.loads(run(f"127.0.0.1:{page.port}", "--json")[1])
     lines = output.splitlines()
-    assert code == 0
+    waiting = "FedAvg: 0 rounds are done; waiting for clients: 0 of 2 are connected"
+    assert before == [waiting, "no client has connected"]
     assert lines[0] == "FedAvg: 1 rounds are done"
     assert lines[1] == "2 clients: 2 done"
     assert [line.split()[:2] for line in lines[3:]] == [["client", "1"], ["client", "2"]]
@@ -52,6 +57,7 @@ def test_certificates_of_both_sides(files: certificates.Files) -> None:
         code, output = run(where)
         assert code == 1
         assert where in output
+        assert "if the page uses TLS, give its authority with --authority" in output
 
 
 def test_password_of_a_file(tmp_path: Path) -> None:

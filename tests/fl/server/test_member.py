@@ -83,6 +83,14 @@ def test_a_reply_is_owed_once() -> None:
     assert member.allowed == 0
 
 
+def test_seconds_of_a_reply_begin_anew_with_its_session() -> None:
+    """A device that was started again has its task again: it did not train while it was away."""
+    member = asked()
+    member.since = 3.5
+    member.settle(JOB, now=4.0)
+    assert member.seconds == 0.5
+
+
 def test_replies_to_the_last_job_are_counted() -> None:
     member = Member(A)
     assert member.replies(JOB) == 0
