@@ -118,14 +118,14 @@ class Connector:
     def _converse(self, sock: socket.socket, others: list[Address], steps: Tunnel, wanted: int) -> None:
         """Read what the proxy has answered so far, and say what follows."""
         try:
-            while True:
-                wanted = steps.send(sock.recv(wanted))
+            while (received := _available(sock, wanted)) is not None:
+                wanted = steps.send(received)
         except StopIteration:
             self._done(sock)
-        except BlockingIOError:  # the rest is still to come
-            self._loop.watch(sock, READ, lambda mask: self._converse(sock, others, steps, wanted))
         except OSError as error:
             self._refused(others, error)
+        else:
+            self._loop.watch(sock, READ, lambda mask: self._converse(sock, others, steps, wanted))
 
     def _done(self, sock: socket.socket) -> None:
         self._loop.forget(sock)
@@ -150,6 +150,13 @@ class Connector:
             self._loop.forget(self._sock)
             self._sock.close()
             self._sock = None
+
+
+def _available(sock: socket.socket, most: int) -> bytes | None:
+    """Return bytes that have come; none at the end, and None if they are still to come."""
+    with contextlib.suppress(BlockingIOError):
+        return sock.recv(most)
+    return None
 
 
 def address(netloc: NetworkLocation, proxy: Proxy | None) -> str:

@@ -90,9 +90,7 @@ def _response() -> Generator[int, bytes, tuple[int, str, str]]:
     """Read the head of a response. Return its status, the reason, and the kinds of login that it offers."""
     head = yield from _exactly(len(b"HTTP/1."))
     if head != b"HTTP/1.":
-        raise ConnectionRefusedError(
-            f"what it answers is not HTTP ({head!r}); is it a SOCKS5 proxy, or another server?"
-        )
+        raise ProxyRefused(f"what it answers is not HTTP ({head!r}); is it a SOCKS5 proxy, or another server?")
     while not head.endswith((b"\r\n\r\n", b"\n\n")):
         if len(head) > _MOST:
             raise ProxyRefused(f"the head of its answer has more than {_MOST} bytes; is it an HTTP proxy?")
@@ -122,10 +120,10 @@ def _socks(proxy: Proxy, netloc: NetworkLocation, send: Send) -> Tunnel:
         raise ProxyRefused(_login(proxy))
     send(b"\x05\x01\x00" + _address(name) + netloc.port.to_bytes(2, "big"))
     version, failed, _, kind = yield from _exactly(4)
+    if version == 5 and failed:
+        raise ProxyRefused(_SOCKS.get(failed, f"it refuses (code {failed})"))
     if version != 5 or kind not in _LENGTHS:
         raise ProxyRefused(f"what it answers is not SOCKS5 (version {version}, kind of address {kind})")
-    if failed:
-        raise ProxyRefused(_SOCKS.get(failed, f"it refuses (code {failed})"))
     length = _LENGTHS[kind]
     if not length:
         (length,) = yield from _exactly(1)

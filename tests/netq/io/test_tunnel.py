@@ -104,7 +104,7 @@ def test_http_proxy_that_refuses(answer: bytes, expected: str) -> None:
         (b"HTTP/1.1 400 Bad Request", "not SOCKS5 .*HTTP proxy"),
         (b"\x05\xff", "asks for a user .* socks5://USER"),
         (b"\x05\x02", "asks for a user"),
-        (b"\x05\x00\x05\x02\x00\x01", "rules do not allow it"),
+        (b"\x05\x00\x05\x02\x00\x00", "rules do not allow it"),
         (b"\x05\x00\x05\x05\x00\x01", "server refuses the connection"),
         (b"\x05\x00\x05\x63\x00\x01", "code 99"),
         (b"\x05\x00\x04\x00\x00\x01", "not SOCKS5 .version 4"),
