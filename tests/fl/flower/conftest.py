@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import logging
+import threading
 import warnings
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 HERE = importlib.util.find_spec("flwr") is not None
 
@@ -14,6 +19,21 @@ if HERE:
         warnings.simplefilter("ignore")  # of click, about typer
         import flwr.serverapp  # noqa: F401
     logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+@pytest.fixture(autouse=True)
+def one_parser_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one thread at a time parse the header of an .npy file, as CPython before 3.11.8 needs it (gh-106905).
+
+    Nodes are threads in these tests, and Flower's mods read Flower's own arrays: by np.load, with Python's parser.
+    """
+    parse, lock = ast.literal_eval, threading.RLock()
+
+    def literal_eval(text: Any) -> Any:
+        with lock:
+            return parse(text)
+
+    monkeypatch.setattr(ast, "literal_eval", literal_eval)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
