@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from benchmarks.task import Place, Task
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 180.0  # seconds for one measurement
+ENDING = 5.0  # seconds for a server to end when its client has failed
 _SHARED = Path("/dev/shm")
 
 
@@ -94,6 +95,8 @@ def measure(peer: Peer, task: Task, stage: Stage) -> Sample:
         watch.start()
         out, errors = client.communicate()
         if client.returncode:
+            with suppress(subprocess.TimeoutExpired):  # it may be ending, and what it says then is the reason
+                server.wait(ENDING)
             server.kill()
         server_out, server_errors = server.communicate()
         watch.join()
