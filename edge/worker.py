@@ -154,7 +154,7 @@ def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int], pr
     try:
         if last:
             _restore(tasks, last[0])
-        if order.is_quiet:
+        if order.is_quiet:  # the agent ends this process after it
             logging.getLogger("netq.fl").setLevel(logging.CRITICAL)
         if order.is_final:
             send(channel, _stored(tasks, task))
