@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fl.report import RoundReport as RoundReport
     from fl.server.patience import Patience as Patience
     from fl.server.server import Server as Server
+    from fl.simulation.devices import Devices as Devices
     from fl.simulation.simulate import simulate as simulate
     from fl.status import ClientStatus as ClientStatus
     from fl.status import Refusal as Refusal
@@ -110,6 +111,7 @@ MODULES = {
     "fl.report": ("ClientFailure", "FailureKind", "RoundReport"),
     "fl.server.patience": ("Patience",),
     "fl.server.server": ("Server",),
+    "fl.simulation.devices": ("Devices",),
     "fl.simulation.simulate": ("simulate",),
     "fl.status": ("ClientStatus", "Refusal", "Stage"),
     "fl.strategies.asynchronous": ("FedAsync", "FedBuff"),

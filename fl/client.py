@@ -51,7 +51,7 @@ class Client:
         flag("Client.final_model", final_model)
         self.final_model = final_model
         self._name = checked_name(name, "Client.name")
-        self._properties = checked({} if properties is None else properties, "Client.properties")
+        self.properties = checked({} if properties is None else properties, "Client.properties")
         self.trainer = Trainer(train, evaluate, compression, seed)
         self._link = KnownServer()
 
@@ -75,7 +75,7 @@ class Client:
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        introduction = Introduction(self._properties, self.final_model, self._name)
+        introduction = Introduction(self.properties, self.final_model, self._name)
         conversation = Conversation(queue, membership, self._link, introduction)
         while (task := conversation.next_task()) is not None:
             answer = self.trainer.answer(task, self._link.rate)

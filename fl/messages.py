@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
 
@@ -198,6 +197,7 @@ class Description:
 
 Content: TypeAlias = Update | Report | Skip
 Measured = TypeVar("Measured", Update, Report)
+Changed = TypeVar("Changed", bound=Task | Update | Report)
 Message: TypeAlias = Task | Offer | Permit | Reply | Introduction | Leave | Describe | Description | End | Final
 
 _WITHOUT_JOB = (Introduction, Leave, Describe, Description, End, Final)
@@ -274,10 +274,10 @@ def counted(content: Content) -> Content:
     return content if isinstance(content, Skip) or content.num_examples else Skip("it has no examples")
 
 
-def with_fields(content: Measured, **others: object) -> Measured:
-    """Return an Update or Report with other values of some fields. None is checked again."""
-    found = copy(content)
-    vars(found).update(others)
+def with_fields(message: Changed, **others: object) -> Changed:
+    """Return a Task, Update or Report with other values of some fields. None is checked again."""
+    found = object.__new__(type(message))
+    vars(found).update(vars(message), **others)
     return found
 
 

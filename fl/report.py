@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +57,7 @@ class RoundReport:
     """
 
     number: int
-    clients: tuple[uuid.UUID, ...]  # their updates are in the model; none: the round did not count
+    clients: Sequence[uuid.UUID]  # their updates are in the model; none: the round did not count
     failures: Mapping[uuid.UUID, ClientFailure]  # clients that were asked, and whose updates are not in the model
     # Of training, and of the new model: means by number of examples, or sums of fl.Sum, as floats or arrays of float64.
     # The names that most clients have come first.

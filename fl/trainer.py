@@ -26,6 +26,8 @@ from netq.validate import expect, is_function
 
 log = logging.getLogger("netq.fl")
 
+_NONE = Compression()
+
 Train = Callable[[Any, Mapping[str, Any]], Update | Skip]
 Evaluate = Callable[[Any, Mapping[str, Any]], Report | Skip]
 
@@ -53,8 +55,26 @@ class Trainer:
             "evaluate": evaluate,
         }
         self._packing = _Packing(compression, seed)
+        self._warns = True  # of an update that most strategies refuse
         self.state: dict[str, Any] = {}
         self.local: dict[str, Any] = {}
+
+    def anew(self, seed: int) -> Trainer:
+        """Return one with these functions and compression that keeps nothing. Its updates are checked elsewhere.
+
+        seed: of its random rounding.
+        """
+        other = Trainer.__new__(Trainer)
+        other._functions = self._functions
+        other._packing = self._packing.anew(seed)
+        other._warns = False
+        other.state, other.local = {}, {}
+        return other
+
+    @property
+    def seed(self) -> int | None:
+        """Of the random rounding, if the client has one of its own."""
+        return self._packing.seed
 
     @property
     def evaluates(self) -> bool:
@@ -99,7 +119,8 @@ class Trainer:
                 specs_of(local)  # it can be kept
                 local = copied(local)
                 model = _without(content.model, local, constants)
-                _warn_if_unlike(what, model, task.roles, like)
+                if self._warns:
+                    _warn_if_unlike(what, model, task.roles, like)
                 if packs:
                     trained = of_role(model, task.roles, "trained")
                     model |= self._packing.pack(task, trained, start, seconds, rate)
@@ -190,8 +211,14 @@ class _Packing:
     def __init__(self, compression: Compression | str | None, seed: int | None) -> None:
         self.seed = seed
         self._own = compression if compression in (None, AUTO) else as_compression(compression)
-        self._compressor = Compressor(Compression())
+        self._compressor = Compressor(_NONE)
         self._run: int | None = None  # of the server whose model was packed last
+
+    def anew(self, seed: int) -> _Packing:
+        """Return one with the same compression that keeps nothing."""
+        other = _Packing(None, seed)
+        other._own = self._own
+        return other
 
     def save(self) -> dict[str, Any]:
         """Return the residual, and what it belongs to. Empty if there is none."""
@@ -208,7 +235,7 @@ class _Packing:
 
     def packs(self, task: Task) -> bool:
         """Return whether an update is made of the trained model and the model before. False: the model is sent."""
-        return task.job.purpose == "train" and (task.deltas or self._compression(task) != Compression())
+        return task.job.purpose == "train" and (task.deltas or self._compression(task) != _NONE)
 
     def pack(self, task: Task, model: Model, start: Model, seconds: float, rate: float | None) -> dict[str, Any]:
         """Return the update of a model that was trained for `seconds`. Raises InvalidUpdate."""
@@ -217,7 +244,7 @@ class _Packing:
             compression = choose(nbytes(start), sum(spec.size for spec in specs_of(start).values()), seconds, rate)
             link = "the link is not measured yet" if rate is None else f"the link takes {rate / 1000:.1f} kB a second"
             log.info("round %d: %s; compression %s", task.job.round, link, compression)
-        elif compression == Compression():
+        elif compression == _NONE:
             return difference(model, start)
         if self._run != task.job.run:
             self._compressor.reset()

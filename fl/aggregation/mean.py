@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fl.aggregation import integers
 from fl.errors import InvalidUpdate
-from fl.tensors.blocks import Scratch, Source, check_finite, restore, sources
+from fl.tensors.blocks import BLOCK, Scratch, Source, check_finite, check_names, restore, source_of, sources
 from fl.tensors.spec import Model, specs_of
 from netq.protocol.memory import Memory
 
@@ -77,6 +77,23 @@ class Accumulator:
                 start += block.size
                 block = integers.difference(block, base)
             yield block
+
+    def take(self) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Return the arrays, and the bases of those that have differences. The memory is the caller's."""
+        values, bases = {name: self[name] for name in self.specs}, {name: self._bases[name] for name in self._bases}
+        self._values.clear()
+        self._bases.clear()
+        return values, bases
+
+    def rebased(self, name: str, values: NDArray[Any], base: NDArray[Any] | None, *, first: bool) -> NDArray[Any]:
+        """Return an array that `take` has returned, with its differences from the base of this accumulator."""
+        if base is None:
+            return values
+        if first:
+            self.base(name)[:] = base
+            return values
+        rebased: NDArray[Any] = integers.difference(base, self.base(name)) + values
+        return rebased
 
     def checked_sources(self, model: Model) -> Iterator[tuple[str, Source]]:
         """Check the specs and values of a whole model, then return its tensors. Raises InvalidUpdate before the first.
@@ -145,6 +162,52 @@ class WeightedMean:
             _fold(self._accumulator[name], elements, value / total, self._accumulator.scratch)
         self.count += 1
         self.weight = total
+
+    def partial(self) -> dict[str, Any]:
+        """Return the mean of what was folded, for `merge` of another one like this, and begin the next round.
+
+        Plain values and flat arrays in the precision of the computation. Empty if nothing was folded.
+        """
+        if self.count == 0:
+            return {}
+        values, bases = self._accumulator.take()
+        partial = {"values": values, "bases": bases, "weight": self.weight, "count": self.count}
+        self.reset()
+        return partial
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Fold what `partial` of another one has returned, as if its updates were folded here. May change its arrays.
+
+        Raises InvalidUpdate, with the mean unchanged, for one of another model.
+        """
+        if not partial:
+            return
+        self.check_partial(partial)
+        weight, values, bases = partial["weight"], partial["values"], partial["bases"]
+        total = self.weight + weight
+        if not math.isfinite(total):
+            raise InvalidUpdate(f"the weight is {weight}; with {self.weight} before it, that exceeds a float")
+        for name in self._accumulator.specs:
+            other = self._accumulator.rebased(name, values[name], bases.get(name), first=self.count == 0)
+            blocks = (other[start : start + BLOCK] for start in range(0, other.size, BLOCK))
+            _fold(self._accumulator[name], blocks, weight / total, self._accumulator.scratch)
+        self.count += partial["count"]
+        self.weight = total
+
+    def check_partial(self, partial: Mapping[str, Any]) -> None:
+        """Raise InvalidUpdate for a partial that `merge` would refuse."""
+        if not partial:
+            return
+        specs, scratch = self._accumulator.specs, self._accumulator.scratch
+        values, bases = partial["values"], partial["bases"]
+        checked_weight(partial["weight"])
+        check_names(values, specs)
+        check_names(bases, {name: spec for name, spec in specs.items() if spec.is_long})
+        for name, spec in specs.items():
+            for array, dtype in ((values[name], spec.accumulator), (bases.get(name), np.dtype(spec.dtype))):
+                if array is not None and (array.shape, array.dtype) != ((spec.size,), dtype):
+                    raise InvalidUpdate(f"{name!r}: a mean of another model; expected {dtype} of shape {(spec.size,)}")
+            check_finite(name, source_of(name, values[name]), scratch)
 
     def blocks(self, model: Model) -> Iterator[Block]:
         """Yield the mean and the round's model side by side, block by block. Change the mean before `finish`."""

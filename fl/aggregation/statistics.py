@@ -31,6 +31,8 @@ class Statistics:
 
     def read(self, model: Model, update: Mapping[str, Any]) -> Mapping[Any, Any]:
         """Return the statistics of an update for `fold`. Raises InvalidUpdate if they do not fit `model`."""
+        if not self._names:
+            return {}
         mean = self._mean = self._mean or self._begin(model)
         found = {name: update[name] for name in self._names if name in update}
         values: dict[Any, Any] = {}
@@ -41,9 +43,20 @@ class Statistics:
 
     def fold(self, values: Mapping[Any, Any], weight: float) -> None:
         """Fold what `read` has returned."""
-        assert self._mean is not None, "read begins a round"
-        if weight > 0:
+        if weight > 0 and self._mean is not None:
             self._mean.fold(values, weight)
+
+    def partial(self) -> dict[str, Any]:
+        """Return the means of what was folded, for `merge` of another one, and begin the next round."""
+        partial = {} if self._mean is None else self._mean.partial()
+        self.reset()
+        return partial
+
+    def merge(self, model: Model, partial: Mapping[str, Any]) -> None:
+        """Fold what `partial` of another one has returned. Raises InvalidUpdate if it is of another model."""
+        if partial:
+            self._mean = self._mean or self._begin(model)
+            self._mean.merge(partial)
 
     def finish(self, model: Model) -> dict[str, Any]:
         """Return the means, and begin the next round. Without an update they are the values of the model."""

@@ -12,7 +12,7 @@ import os
 import reprlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -64,13 +64,15 @@ def scalars(report: RoundReport) -> dict[str, float]:
 
 def _plain(value: Any) -> Any:
     """Return a field of a report for JSON."""
-    if isinstance(value, tuple):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence):
         return [str(peer) for peer in value]
     if isinstance(value, ClientFailure):
         return {"why": value.why.name, "reason": value.reason}
     if isinstance(value, Mapping):  # in another one: the metrics of a client
         return {str(key): _plain(numbers(each) if isinstance(each, Mapping) else each) for key, each in value.items()}
-    return value if isinstance(value, str) else for_json(value)
+    return for_json(value)
 
 
 def _counts(name: str, failures: Mapping[uuid.UUID, ClientFailure]) -> dict[str, float]:

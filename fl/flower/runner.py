@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,8 +86,12 @@ def simulate(
     expect(processes is None or is_whole(processes, 1), "simulate.processes", processes, "1 or more, or None")
     calls = Calls(secrets.randbits(63))  # each process has a copy
 
+    counts: Counter[tuple[int, str]] = Counter()
+
     def one_by_one(message: Message, context: Context) -> Message:
-        with calls.alone(int(context.node_config["partition-id"]), message.metadata.message_type):
+        call = int(context.node_config["partition-id"]), message.metadata.message_type
+        counts[call] += 1
+        with calls.alone(*call, counts[call]):
             return client_app(message, context)
 
     every = [Node(one_by_one, {"partition-id": number, "num-partitions": nodes}) for number in range(nodes)]

@@ -7,6 +7,7 @@ the server's thread.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +18,15 @@ from fl.aggregation.statistics import Statistics
 from fl.compression.packed import Packed, Unpacked
 from fl.errors import InvalidUpdate
 from fl.messages import Update, with_fields
+from fl.report import ClientFailure, FailureKind
 from fl.strategies.base import Strategy
 from fl.tensors.blocks import Scratch, check_names, flat, is_finite, restore, source_of
 from fl.tensors.model import check
 from fl.tensors.roles import Roles, equal
 from fl.tensors.spec import Model, plain, specs_of
+from netq.text import describe
+
+log = logging.getLogger("netq.fl")
 
 
 class Aggregation:
@@ -39,6 +44,7 @@ class Aggregation:
         self._units = [name for name in model if roles[name] == "unit"]
         others = model.keys() - self._trained.keys() - set(self._constants)
         self._statistics = Statistics([name for name in model if name in others])
+        self._logged: set[type[Exception]] = set()  # errors of the strategy, with a traceback in the log
         self._expected = specs_of({name: tensor for name, tensor in model.items() if roles[name] != "constant"})
         strategy.begin(self._part(model))
 
@@ -54,6 +60,41 @@ class Aggregation:
         weight = update.num_examples * self._strategy.discount(staleness)
         self._strategy.fold(start, with_fields(update, model=trained), client=client, staleness=staleness)
         self._statistics.fold(statistics, weight)
+
+    def fold_if_valid(
+        self, model: Model, update: Update, client: uuid.UUID, staleness: int = 0
+    ) -> ClientFailure | None:
+        """Fold an update, or return why not. Raises OSError: the disk of the strategy is at fault, and no client."""
+        try:
+            self.fold(model, update, client, staleness)
+        except OSError:
+            raise
+        except Exception as error:
+            return self.failure_of(error)
+        return None
+
+    def failure_of(self, error: Exception) -> ClientFailure:
+        """Return what a failed fold says of the client. An error that is no InvalidUpdate is a bug of the strategy."""
+        if isinstance(error, InvalidUpdate):
+            return ClientFailure(FailureKind.INVALID, str(error))
+        if type(error) not in self._logged:
+            self._logged.add(type(error))
+            log.error("the strategy could not fold an update", exc_info=error)
+        return ClientFailure(FailureKind.ERROR, f"the strategy could not fold it: {describe(error)}")
+
+    @property
+    def merges(self) -> bool:
+        """Whether updates may be folded in several places, and their `partial`s merged."""
+        return self._strategy.merges
+
+    def partial(self) -> dict[str, Any]:
+        """Return what was folded since the last `finish`, for `merge` of another one like this, and begin again."""
+        return {"strategy": self._strategy.partial(), "statistics": self._statistics.partial()}
+
+    def merge(self, model: Model, partial: Mapping[str, Any]) -> None:
+        """Fold what `partial` of another one has returned, which had the same model."""
+        self._strategy.merge(partial["strategy"])
+        self._statistics.merge(model, partial["statistics"])
 
     def finish(self, model: Model, number: int) -> dict[str, Any]:
         """Return the next model. Raises InvalidUpdate for a result that is no model, and what `finish` raises."""

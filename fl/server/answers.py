@@ -6,11 +6,13 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fl.messages import Report, Update
 from fl.metrics import Merged, elements, merged
 from fl.report import MEASURED, ClientFailure, FailureKind
+
+Client = TypeVar("Client")
 
 _LARGE_SHARE = 0.5  # of the examples: a client with more is named …
 _MANY = 3  # … if there are so many clients
@@ -150,8 +152,12 @@ class Answers:
 
     def shares(self) -> dict[uuid.UUID, float]:
         """Return the share of the examples of each client that has more than half of them, among three or more."""
-        numbers = self.num_examples
-        if len(numbers) < _MANY:
-            return {}
-        total = sum(numbers.values())
-        return {peer: number / total for peer, number in numbers.items() if number > _LARGE_SHARE * total}
+        return large_shares(self.num_examples)
+
+
+def large_shares(examples: Mapping[Client, int]) -> dict[Client, float]:
+    """Return the share of each client that has more than half of the examples, among three or more."""
+    if len(examples) < _MANY:
+        return {}
+    total = sum(examples.values())
+    return {client: number / total for client, number in examples.items() if number > _LARGE_SHARE * total}

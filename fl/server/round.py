@@ -18,9 +18,9 @@ from typing import Generic, cast
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.envelope import Job
-from fl.errors import InvalidUpdate
 from fl.messages import Content, Measured, Skip, Task, Update, with_fields
 from fl.report import ClientFailure, FailureKind
+from fl.server.aggregation import Aggregation
 from fl.server.answers import Answers
 from fl.server.member import Member, MemberEvent
 from fl.server.members import Members
@@ -28,7 +28,6 @@ from fl.server.rule import RoundRule, RoundState
 from fl.server.standing import Standing
 from fl.strategies.base import Strategy
 from fl.tensors.spec import nbytes
-from netq.text import describe
 
 log = logging.getLogger("netq.fl")
 
@@ -56,6 +55,7 @@ class Round(Generic[Measured]):
         members: Members,
         standing: Standing,
         strategy: Strategy,
+        aggregation: Aggregation,
         callbacks: Callbacks,
         task: Task,
         rule: RoundRule,
@@ -67,13 +67,13 @@ class Round(Generic[Measured]):
         self._members = members
         self._standing = standing
         self._strategy = strategy
+        self._aggregation = aggregation
         self._callbacks = callbacks
         self._task = task
         self._clients = clients
         self._regular = frozenset(regular)
         # Clients keep a task beyond its round if late answers count.
         self._keep_late = task.job.purpose == "train" and strategy.staleness is not None
-        self._logged_errors: set[type[Exception]] = set()  # of the strategy, with a traceback in the log
 
     def __iter__(self) -> Iterator[Arrival[Measured]]:
         """Ask the clients. Yield good answers until the rule is met, all have answered, or the deadline has passed.
@@ -115,7 +115,7 @@ class Round(Generic[Measured]):
         except OSError:
             raise
         except Exception as error:
-            failure = self._failure_of(error)
+            failure = self._aggregation.failure_of(error)
         if failure is None:
             self._standing.answered(member, member.seconds)
             self.answers.count(member.id, received.content, received.staleness)
@@ -148,15 +148,6 @@ class Round(Generic[Measured]):
             bounded = with_fields(answer, num_examples=self._strategy.examples(answer.num_examples))
             return Arrival(member.id, bounded, staleness)
         return None
-
-    def _failure_of(self, error: Exception) -> ClientFailure:
-        """Return what a failed fold says of the client. An error that is no InvalidUpdate is a bug of the strategy."""
-        if isinstance(error, InvalidUpdate):
-            return ClientFailure(FailureKind.INVALID, str(error))
-        if type(error) not in self._logged_errors:
-            self._logged_errors.add(type(error))
-            log.error("the strategy could not fold an update", exc_info=error)
-        return ClientFailure(FailureKind.ERROR, f"the strategy could not fold it: {describe(error)}")
 
     def _fail(self, member: Member, failure: ClientFailure, *, is_spared: bool = False) -> None:
         """Record a failure. For a client that is spared it is no missed task."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import secrets
 import threading
 import time
@@ -19,38 +18,33 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Self, TypeAlias
 
 import netq
-from fl.callbacks.base import Callback, Callbacks
-from fl.envelope import PURPOSES, Job, Purpose
-from fl.errors import CheckpointError, InvalidUpdate, TooFewUpdates
+from fl.callbacks.base import Callback
+from fl.envelope import PURPOSES
+from fl.errors import CheckpointError, InvalidUpdate
 from fl.messages import Description, Task, Update
 from fl.properties import ClientInfo
 from fl.report import RoundReport
-from fl.schedules import resolved
-from fl.server import details
-from fl.server.aggregation import Aggregation
 from fl.server.answers import Answers
-from fl.server.checkpoint import Checkpoint, restored
+from fl.server.checkpoint import restored
+from fl.server.federation import Federation, Void
 from fl.server.limits import limits
 from fl.server.member import Member
 from fl.server.members import Members
-from fl.server.patience import Attempts, Patience
+from fl.server.patience import Patience
 from fl.server.round import Round
 from fl.server.rule import RoundRule
 from fl.server.standing import Standing
-from fl.server.validation import check_config, check_settings, checked_callbacks, checked_evaluation
 from fl.server.waiting import SETTLE, until_connected
 from fl.status import ClientStatus, Refusal
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
-from fl.tensors.model import separate
-from fl.tensors.roles import IN_MODEL, assign, check_values, of_role, summary
-from fl.tensors.spec import Model, nbytes, plain, specs_of
+from fl.tensors.spec import Model, nbytes, specs_of
 from netq.text import describe
-from netq.validate import expect, is_whole
+from netq.validate import expect
 
 log = logging.getLogger("netq.fl")
 
@@ -102,51 +96,41 @@ class Server:
         callbacks: Iterable[Callback] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
-        check_settings(model, options, strategy, min_clients, wait, patience, config)
-        self._roles = assign(model, roles)
-        check_values(model, self._roles)
-        if set(self._roles.values()) != {"trained"}:
-            log.info("tensors of the model: %s", summary(self._roles))
-        self.model: Model = separate(plain(of_role(model, self._roles, *IN_MODEL)))
-        bounds = limits(self.model, memory_limit)
-        self.number = 0  # of the last round that counted
-        self._end_round: int | None = None  # the last one that `rounds` wants
-        self.is_over = False  # whether a callback has ended the rounds; a resumed server knows it, too
-        self._callbacks = Callbacks(checked_callbacks(callbacks))
-        self._callbacks.check(self.model)
-        self._strategy = strategy or FedAvg()
-        self._aggregation = Aggregation(self._strategy, self.model, self._roles)
-        if self._strategy.least > min_clients:
-            who, least = type(self._strategy).__name__, self._strategy.least
-            log.warning("%s needs %d updates; with min_clients=%d a round may come to nothing", who, least, min_clients)
-        self._min_clients = min_clients
+        known = isinstance(options, netq.CommunicatorOptions | None)
+        form = "a netq.CommunicatorOptions, as in CommunicatorOptions(netloc=(host, port))"
+        expect(known, "Server.options", options, form)
+        self._federation = federation = Federation(
+            model,
+            strategy=strategy,
+            min_clients=min_clients,
+            wait=wait,
+            patience=patience,
+            roles=roles,
+            config=config,
+            evaluate=evaluate,
+            checkpoint=checkpoint,
+            callbacks=callbacks,
+        )
         self._wait = min_clients if wait is None else wait
-        self._patience = patience or Patience()
-        first = self._patience.deadline_of(1)
-        self._standings = {each: Standing(self._patience.suspend_after, first, each) for each in PURPOSES}
-        self._attempts = Attempts(self._patience)
-        self._last_round = 0  # the number of the last attempt
-        self._config: Mapping[str, Any] = {} if callable(config) else dict(config or {})
-        self._config_by_client = config if callable(config) else None
-        self._evaluation = checked_evaluation(evaluate)
-        self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
+        first = federation.patience.deadline_of(1)
+        self._standings = {each: Standing(federation.patience.suspend_after, first, each) for each in PURPOSES}
         self._closed = threading.Event()
         try:
+            bounds = limits(federation.model, memory_limit)
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,
                 run=secrets.randbits(63),
-                grace=self._patience.grace,
+                grace=federation.patience.grace,
                 bounds=bounds,
-                callbacks=self._callbacks,
+                callbacks=federation.callbacks,
                 describe=self._description,
-                config_of=self._config_of if callable(config) else None,
+                config_of=federation.config_of,
             )
         except BaseException:
-            if self._checkpoint is not None:
-                self._checkpoint.close()
+            federation.close()
             raise
-        self._callbacks.listens(self)
+        federation.callbacks.listens(self)
 
     @classmethod
     def resume(
@@ -171,9 +155,24 @@ class Server:
         except (KeyError, TypeError, ValueError) as error:
             server.close(0.0)
             raise CheckpointError(f"{path}: its clients' standings cannot be restored: {describe(error)}") from error
-        server.is_over = saved.is_over
-        server.number = saved.number  # and a `run` of its own: answers to tasks of the dead server do not count
+        server._federation.is_over = saved.is_over
+        server._federation.number = saved.number  # its `run` is another: answers to tasks of the dead one do not count
         return server
+
+    @property
+    def model(self) -> Model:
+        """The model of the last round that counted, without its local tensors."""
+        return self._federation.model
+
+    @property
+    def number(self) -> int:
+        """The last round that counted."""
+        return self._federation.number
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a callback has ended the rounds; a resumed server knows it, too."""
+        return self._federation.is_over
 
     @property
     def netloc(self) -> netq.NetworkLocation:
@@ -204,18 +203,7 @@ class Server:
         A round that does not count is reported too, without clients, and run again after a pause. Raises
         FederationStalled after `void_rounds` such attempts in a row, InvalidOption, and Closed.
         """
-        expect(is_whole(count), "Server.rounds: count", count, "a whole number")
-        self._end_round = end = self.number + count
-        while self.number < end:
-            report = self.round()
-            yield report
-            if self._callbacks.stop:
-                log.info("a callback ends the rounds after round %d", self.number)
-                self.is_over = True
-                self._save()
-                return
-            if not report.clients:
-                self._pause(report)
+        yield from self._federation.rounds(count, self.round, self._pause, self._save)
 
     def round(self) -> RoundReport:
         """Run one attempt of a round. If it does not count, the report has no clients, and the number stays.
@@ -223,20 +211,19 @@ class Server:
         Source: McMahan et al., 2017, "Communication-efficient learning of deep networks from decentralized data",
         algorithm 1. Strategies differ in how they fold and finish, rounds in their rule (fl/server/rule.py).
         """
-        number, attempt, clients = self._begin()
+        federation, (number, attempt, clients) = self._federation, self._begin()
         begin, before = time.monotonic(), self.statistics()
         try:
-            training = self._select(self._task(number, "train"), clients)
+            training = self._select(federation.task(self._members.run, number, "train"), clients)
             for update in training:  # asks the clients, and takes each update as it arrives
                 with training.counting(update):
-                    self._aggregation.fold(self.model, update.content, update.client, update.staleness)
+                    federation.aggregation.fold(federation.model, update.content, update.client, update.staleness)
             self._finish(number, training)
-            is_evaluated = self._evaluation.every and number % self._evaluation.every == 0
-            evaluation = self._evaluate(number, training.answers.counted) if is_evaluated else Answers()
+            evaluation = self._evaluate(number, training.answers.counted) if federation.evaluates(number) else Answers()
         except BaseException:  # else clients would stay busy, and their answers would count in the next round
             self._members.forget_all()
-            if self.number < number:  # else the updates are in the model, and an evaluation has failed
-                self._aggregation.abandon()
+            if federation.number < number:  # else the updates are in the model, and an evaluation has failed
+                federation.aggregation.abandon()
             raise
         report = self._report(number, attempt, training.answers, evaluation, begin, before)
         self._end(report, clients)
@@ -273,8 +260,7 @@ class Server:
         if timeout != 0:
             self._members.announce_end(self.number, self.model, wait_for_new=False)
         self._members.queue.close(timeout)
-        if self._checkpoint is not None:
-            self._checkpoint.close()
+        self._federation.close()
 
     def __enter__(self) -> Self:
         return self
@@ -313,7 +299,7 @@ class Server:
 
     def _pause(self, report: RoundReport) -> None:
         """Wait before the next attempt of a round. Raises FederationStalled if there were too many."""
-        until = time.monotonic() + self._attempts.pause(report, is_first=self.number == 0)
+        until = time.monotonic() + self._federation.attempts.pause(report, is_first=self.number == 0)
         while not self._closed.is_set() and (left := until - time.monotonic()) > 0:
             self._members.sessions_changed.clear()
             self._members.read()  # who asks what tasks are like, may do so just because rounds do not count
@@ -321,17 +307,16 @@ class Server:
 
     def _begin(self) -> tuple[int, int, tuple[uuid.UUID, ...]]:
         """Wait until there are clients for a round. Return its number, that of the attempt, and the clients."""
-        self.wait(self._wait if self.number == 0 and not self._attempts.void else self._min_clients)
-        clients, number = self._present(), self.number + 1
-        self._warn_of_absent(number, clients)
+        federation = self._federation
+        self.wait(self._wait if self.number == 0 and not federation.attempts.void else federation.min_clients)
+        clients = self._present()
+        self._warn_of_absent(self.number + 1, clients)
         for standing in self._standings.values():
-            standing.deadline = self._patience.deadline_of(number)
-        if not self._last_round:
-            self._callbacks.federation_begins(self._details())
-        self._callbacks.round_begins(number, clients)
+            standing.deadline = federation.patience.deadline_of(self.number + 1)
+        number = federation.begin(clients, self.about)
         self._members.trim(nbytes(self.model))
         self._members.update()
-        return number, self._attempts.void + 1, clients
+        return number, federation.attempts.void + 1, clients
 
     def _select(self, task: Task, clients: Collection[uuid.UUID]) -> Round[Update]:
         """Return a round in which the clients train that the strategy selects, and suspended ones now and then.
@@ -340,26 +325,22 @@ class Server:
         updates of earlier rounds count towards those needed, but not towards enough. With an asynchronous strategy
         clients stay at work from one round to the next.
         """
-        number, strategy, members = task.job.round, self._strategy, [self._members.of(peer) for peer in clients]
-        is_repeated, self._last_round = number == self._last_round, number
-        strategy.properties = self._members.properties
+        federation, number, members = self._federation, task.job.round, [self._members.of(peer) for peer in clients]
+        strategy = federation.strategy
         buffer = strategy.buffer
         idle = members if buffer is not None else [each for each in members if each.task is None]
         regular, retried = self._standings["train"].candidates(
-            idle, self._min_clients, again=is_repeated and buffer is None
+            idle, federation.min_clients, again=federation.is_repeated and buffer is None
         )
-        chosen = strategy.select(number, [each.id for each in regular])
-        if not isinstance(chosen, Collection) or not all(isinstance(peer, uuid.UUID) for peer in chosen):
-            wrong = f"{type(strategy).__name__}.select: returned {chosen!r}"
-            raise netq.InvalidOption(f"{wrong}; expected a list of some of the ids that it was given")
-        found = [self._members.of(peer) for peer in dict.fromkeys(chosen)]
+        chosen = federation.select(number, [each.id for each in regular], self._members.properties)
+        found = [self._members.of(peer) for peer in chosen]
         selected = [each for each in found if each not in retried and (buffer is not None or each.task is None)]
         if buffer is not None:
             return self._round(task, RoundRule(needed=1, buffer=buffer), [*selected, *retried])
         rule = RoundRule(
             enough=min(strategy.enough(len(regular)), len(selected)),
-            needed=max(1, min(self._min_clients, len(selected) + len(members) - len(idle))),
-            close_early=self._patience.close_early,
+            needed=max(1, min(federation.min_clients, len(selected) + len(members) - len(idle))),
+            close_early=federation.patience.close_early,
         )
         return self._round(task, rule, [*selected, *retried], selected)
 
@@ -367,13 +348,11 @@ class Server:
         """Let a fraction of these clients evaluate the model, of those that have no task. The seed chooses them."""
         idle = [member for member in map(self._members.of, clients) if member.task is None]
         regular, retried = self._standings["evaluate"].candidates(idle, 0)
-        if self._evaluation.fraction < 1 and regular:
-            chance = random.Random(f"{self._strategy.seed} {number} evaluate")
-            count = max(1, round(self._evaluation.fraction * len(regular)))
-            regular = chance.sample(sorted(regular, key=lambda each: each.id), count)
-        needed = min(self._min_clients, len(regular))
-        rule = RoundRule(len(regular), needed, needs_own=True, close_early=self._patience.close_early)
-        evaluation = self._round(self._task(number, "evaluate"), rule, [*regular, *retried], regular)
+        regular = [*self._federation.evaluators(number, sorted(regular, key=lambda each: each.id))]
+        needed = min(self._federation.min_clients, len(regular))
+        rule = RoundRule(len(regular), needed, needs_own=True, close_early=self._federation.patience.close_early)
+        task = self._federation.task(self._members.run, number, "evaluate")
+        evaluation = self._round(task, rule, [*regular, *retried], regular)
         for report in evaluation:
             with evaluation.counting(report):
                 pass  # its numbers are in the round's report
@@ -383,31 +362,21 @@ class Server:
         self, task: Task, rule: RoundRule, clients: list[Member], regular: Collection[Member] = ()
     ) -> Round[Any]:
         standing = self._standings[task.job.purpose]
-        return Round(self._members, standing, self._strategy, self._callbacks, task, rule, clients, regular)
+        ours = self._federation
+        return Round(
+            *(self._members, standing, ours.strategy, ours.aggregation, ours.callbacks),
+            *(task, rule, clients, regular),
+        )
 
     def _finish(self, number: int, training: Round[Update]) -> None:
         """Make the next model of the updates. Leave the model unchanged if there are too few, and count none."""
-        answers, needed = training.answers, training.rule.needed
+        answers = training.answers
         try:
-            if answers.clients < needed:
-                skipped = f", {len(answers.skipped)} skipped" if answers.skipped else ""
-                raise TooFewUpdates(f"{answers.clients} updates of {needed}{skipped}")
-            self.model = separate(self._aggregation.finish(self.model, number))
-        except OSError:  # the server's disk is at fault, and the next round would fail too
-            raise
-        except (InvalidUpdate, TooFewUpdates) as error:
-            self._void(number, answers, str(error))
-        except Exception as error:  # a bug of the strategy; the next round may succeed
-            log.exception("the strategy could not finish round %d", number)
-            self._void(number, answers, f"the strategy could not finish it: {describe(error)}")
+            self._federation.finish(number, answers.clients, training.rule.needed, len(answers.skipped))
+        except Void as void:
+            answers.void(str(void))
         else:
-            self.number, self._attempts.void = number, 0
             self._save()
-
-    def _void(self, number: int, answers: Answers, reason: str) -> None:
-        log.warning("round %d does not count: %s", number, reason)
-        self._aggregation.abandon()
-        answers.void(f"the round does not count: {reason}")
 
     def _report(
         self, number: int, attempt: int, training: Answers, evaluation: Answers, begin: float, before: _Figures
@@ -446,7 +415,7 @@ class Server:
         """Note which clients the round had, log those that dominate it, and tell the callbacks."""
         had_visitor = any(self._members.of(peer).session.is_visitor for peer in clients)  # which began it, and left it
         if not report.clients and not had_visitor:
-            self._attempts.void += 1
+            self._federation.attempts.void += 1
         for member in self._members:
             if report.clients:
                 member.is_counted = member.id in report.num_examples
@@ -455,26 +424,12 @@ class Server:
                 text = "%s: claims %.0f %% of the examples of the round; the strategy's max_examples bounds that"
                 log.warning(text, member, 100 * share)
             member.is_dominant = share is not None
-        self._callbacks.round_ends(report, self.model)
+        self._federation.callbacks.round_ends(report, self.model)
 
     def _save(self) -> None:
-        """Write the checkpoint, if there is one. A disk that is full now may have room after the next round."""
-        if self._checkpoint is None:
-            return
-        state = {
-            "federation": self._members.queue.id.bytes,
-            "number": self.number,
-            "is_over": self.is_over,
-            "standings": {purpose: each.state(self._members) for purpose, each in self._standings.items()},
-            "model": dict(self.model),
-            "roles": dict(self._roles),
-            "strategy": {"name": type(self._strategy).__name__, "state": self._strategy.state()},
-        }
-        try:
-            self._checkpoint.save(state)
-        except OSError as error:
-            text = "round %d has no checkpoint: %s; a server that is started now goes on from the one before"
-            log.error(text, self.number, error)
+        """Write the checkpoint, if there is one."""
+        standings = {purpose: each.state(self._members) for purpose, each in self._standings.items()}
+        self._federation.save({"federation": self._members.queue.id.bytes, "standings": standings})
 
     def _present(self) -> tuple[uuid.UUID, ...]:
         """Return the connected clients, and those of the last round that are not lost yet: links are away for moments.
@@ -483,7 +438,7 @@ class Server:
         """
 
         def is_present(id: uuid.UUID, figures: netq.Statistics) -> bool:
-            was_there = self._members.of(id).is_counted and figures.absent <= self._patience.grace
+            was_there = self._members.of(id).is_counted and figures.absent <= self._federation.patience.grace
             return (figures.connected or was_there) and self._members.takes_part(id)
 
         return tuple(id for id, each in self.statistics().items() if is_present(id, each))
@@ -500,58 +455,17 @@ class Server:
         for id in gone:
             self._members.of(id).is_counted = False
 
-    def _task(self, number: int, purpose: Purpose) -> Task:
-        strategy = self._strategy
-        return Task(
-            Job(self._members.run, number, purpose),
-            self.model,
-            self._client_config(number),
-            deltas=strategy.deltas,
-            compression=asdict(strategy.compression),
-            roles={name: role for name, role in self._roles.items() if role != "trained"},
-        )
-
-    def _config_of(self, client: ClientInfo, number: int) -> Mapping[str, Any]:
-        """Return what the user's function gives a client. Raises InvalidOption, and what the function raises."""
-        assert self._config_by_client is not None
-        config = self._config_by_client(client)
-        expect(isinstance(config, Mapping), "Server.config", config, "a dict of plain values by name")
-        found = resolved(config, number)
-        check_config(found, "Server.config")
-        return found
-
     def _description(self, client: ClientInfo) -> Description:
-        task = self._task(self.number + 1, "train")
+        task = self._federation.task(self._members.run, self.number + 1, "train")
         specs = {name: (spec.shape, spec.dtype, spec.device is not None) for name, spec in specs_of(task.model).items()}
-        config = {} if self._config_by_client is None else self._config_of(client, task.job.round)
-        config = {**config, **task.config}
+        own = self._federation.config_of
+        config = {**({} if own is None else own(client, task.job.round)), **task.config}
         return Description(task.job.round, specs, config, task.deltas, task.compression, task.roles, time.time())
-
-    def _client_config(self, number: int) -> Mapping[str, Any]:
-        own = resolved(self._strategy.config(number), number)
-        check_config(own, f"{type(self._strategy).__name__}.config")
-        return {**resolved(self._config, number), **own}
 
     @property
     def about(self) -> dict[str, Any]:
         """What this server is, as plain values: federation, strategy, rounds_done, min_clients."""
-        return {
-            "federation": str(self._members.queue.id),
-            "strategy": type(self._strategy).__name__,
-            "rounds_done": self.number,
-            "min_clients": self._min_clients,
-        }
-
-    def _details(self) -> dict[str, Any]:
-        """Return what is needed to repeat the run, as plain values."""
-        return {
-            **self.about,
-            "rounds": self._end_round,
-            "seed": self._strategy.seed,
-            "evaluate": self._evaluation._asdict() if self._evaluation.every else False,
-            "config": details.plain(self._client_config(self.number + 1)),
-            "versions": details.versions(),
-        }
+        return {"federation": str(self._members.queue.id), **self._federation.about}
 
     def _traffic(self, begin: float, before: _Figures) -> tuple[int, int]:
         """Return the message bytes received and sent since `begin`, when the figures were `before`."""

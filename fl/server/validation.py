@@ -1,6 +1,6 @@
 """Checks the arguments of a server before anything begins.
 
-Called by fl/server/server.py. Owns the error messages: each names the argument, and what was expected.
+Called by fl/server/federation.py. Owns the error messages: each names the argument, and what was expected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from netq.validate import expect, is_number, is_whole, whole
 
 def check_settings(
     model: Model,
-    options: netq.CommunicatorOptions | None,
     strategy: Strategy | None,
     min_clients: int,
     wait: int | None,
@@ -33,9 +32,6 @@ def check_settings(
     """Raise InvalidOption unless these are valid arguments of fl.Server; InvalidUpdate for a model without a mean."""
     expect(isinstance(model, Mapping) and len(model) > 0, "Server.model", model, MODEL_IS)
     specs_of(model)
-    known = isinstance(options, netq.CommunicatorOptions | None)
-    form = "a netq.CommunicatorOptions, as in CommunicatorOptions(netloc=(host, port))"
-    expect(known, "Server.options", options, form)
     expect(isinstance(strategy, Strategy | None), "Server.strategy", strategy, "an object, as in fl.FedAvg()")
     expect(is_whole(min_clients, 1), "Server.min_clients", min_clients, "1 or more, a whole number")
     enough = f"{min_clients} or more, a whole number: min_clients are needed for every round"

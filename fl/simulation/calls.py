@@ -31,37 +31,35 @@ _BIT_GENERATORS = (
 class Calls:
     """Runs calls one at a time, and seeds the random generators before each of them.
 
-    These are the global generators of Python, numpy and torch, and all objects of `random.Random`, of numpy and of
-    `torch.Generator` (on the CPU) that exist now. A generator's seed is a hash of `seed`, the client, the purpose, the
-    number of the client's calls for this purpose, and the generator's name.
+    These are the global generators of Python, numpy and torch, and all other objects of `random.Random`, of numpy and
+    of `torch.Generator` (on the CPU) that exist now. A generator's seed is a hash of `seed`, the client, the purpose,
+    the number of the client's calls for this purpose, and the generator's name.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._generators = _named(_generators())
-        self._counts: Counter[tuple[int, str]] = Counter()
         self._one_at_a_time = threading.Lock()  # user functions need not be thread-safe
 
     def __reduce__(self) -> tuple[type[Calls], tuple[int]]:
         return Calls, (self._seed,)  # a spawned process finds its own generators, when it has imported the clients
 
     @contextlib.contextmanager
-    def alone(self, client: int, purpose: str) -> Iterator[None]:
-        """Run one call of a client's function in the `with` block."""
+    def alone(self, client: int, purpose: str, count: int) -> Iterator[None]:
+        """Run one call of a client's function in the `with` block. count: its calls for this purpose, with this one."""
         with self._one_at_a_time:
-            self._counts[client, purpose] += 1
-            self._seed_all(client, purpose, self._counts[client, purpose])
+            self._seed_all(client, purpose, count)
             yield
 
-    def rounding_seed(self, client: int) -> int:
-        """Return a seed for the random rounding of a client's updates."""
-        return _whole(self._hash(client, "rounding"))
+    def rounding_seed(self, client: int, count: int = 0, own: int | None = None) -> int:
+        """Return a seed for the random rounding of a client's updates. own: the client's; None: it has none."""
+        return _whole(_hash(self._seed if own is None else own, client, "rounding", count))
 
     def _hash(self, *key: int | str) -> bytes:
-        return hashlib.blake2b(repr((self._seed, *key)).encode(), digest_size=_SEED).digest()
+        return _hash(self._seed, *key)
 
     def _seed_all(self, *call: int | str) -> None:
-        """Seed the objects, then the global generators, which are among the objects under a name that may change."""
+        """Seed the objects, and the global generators."""
         for name, generator in self._generators.items():
             _reseed(generator, self._hash(*call, name))
         random.seed(_whole(self._hash(*call, "random")))
@@ -82,13 +80,23 @@ def _generators() -> Collection[Any]:
     if is_frozen:  # by the user's program, which wants it to stay so
         gc.freeze()
     objects = [*old, *middle, *young]
-    found = _of({np.random.RandomState, *_BIT_GENERATORS, *_with_subclasses(random.Random)}, objects)
+    kinds = {np.random.RandomState, *_BIT_GENERATORS, *_with_subclasses(random.Random)} - {random.SystemRandom}
+    found = _of(kinds, objects)
     if "torch" in sys.modules:
         kind = sys.modules["torch"].Generator
         held = _of({kind, dict, tuple}, gc.get_referents(*objects))
         held += gc.get_referents(*filterfalse(gc.is_tracked, _of({dict, tuple}, held)))
         found += [each for each in _of({kind}, held) if each.device.type == "cpu"]
-    return {id(each): each for each in found}.values()
+    return {id(each): each for each in found if id(each) not in _of_globals()}.values()
+
+
+def _of_globals() -> set[int]:
+    """Return the ids of the objects behind the functions of `random`, `np.random` and torch."""
+    state = np.random.mtrand._rand
+    found = [getattr(random, "_inst", None), state, state._bit_generator]
+    if "torch" in sys.modules:
+        found.append(sys.modules["torch"].default_generator)
+    return set(map(id, found))
 
 
 def _of(kinds: set[type], objects: list[Any]) -> list[Any]:
@@ -141,6 +149,10 @@ def _reseed(generator: Any, seed: bytes) -> None:
         generator.manual_seed(_whole(seed) >> _TORCH)
     else:
         generator.__setstate__(type(generator)(_whole(seed)).__getstate__())  # with the seeds for its spawn()
+
+
+def _hash(*key: int | str) -> bytes:
+    return hashlib.blake2b(repr(key).encode(), digest_size=_SEED).digest()
 
 
 def _whole(seed: bytes) -> int:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable
+import time
+import uuid
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-from fl.callbacks.base import Callback
+from fl.callbacks.base import Callback, ClientState
 from fl.callbacks.progress import Progress
 from fl.report import RoundReport
 from fl.tensors.spec import Model
 
+_DRAWING = 0.5  # seconds between two drawings of how far a round has come
 _LONGEST = 8192  # characters of a line: a longer one comes in pieces
 
 
@@ -58,11 +61,38 @@ class Lines:
 
 
 class RoundLines(Callback):
-    """Prints the report of each round to stderr."""
+    """Prints the report of each round to stderr. While a round takes long, its last line says how far it has come."""
+
+    def __init__(self) -> None:
+        self._number = self._asked = self._answered = 0
+        self._begin = self._drawn = 0.0  # by time.monotonic(): the round, and the last drawing
+        self._width = 0  # characters of the line that says how far it has come
+
+    def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
+        """Count anew."""
+        self._number, self._asked, self._answered = number, 0, 0
+        self._begin = self._drawn = time.monotonic()
+
+    def client_is(self, client: uuid.UUID, state: ClientState, size: int) -> None:
+        """Count, and draw now and then."""
+        self._asked += state is ClientState.TRAINING
+        self._answered += state in (ClientState.DONE, ClientState.FAILED)
+        now = time.monotonic()
+        if now - self._drawn > _DRAWING:
+            self._drawn = now
+            self._draw(f"round {self._number}: {self._answered} of {self._asked} clients, {now - self._begin:.0f} s")
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Print it."""
+        self._draw("")
         print(report, file=sys.stderr, flush=True)
+
+    def _draw(self, text: str) -> None:
+        """Draw a text over the last one. None, if there was none and is none."""
+        if self._width or text:
+            end = "" if text else "\r"
+            print(f"\r{text:<{self._width}}", end=end, file=sys.stderr, flush=True)
+        self._width = len(text)
 
 
 def shown(progress: bool | None, callbacks: Iterable[Callback]) -> list[Callback]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
-import signal
 import sys
 import threading
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -50,12 +49,6 @@ class Start(NamedTuple):
 
 def work(share: Share, calls: Calls, pipe: Connection) -> None:
     """Run clients until the server ends the federation."""
-    _close_in_children(pipe)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which then ends this process
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    if "torch" in sys.modules:
-        # A fork does not inherit the threads of torch's pool, and each process has one core for itself.
-        sys.modules["torch"].set_num_threads(1)
     parent = _Parent(pipe)
     start = parent.wait_for_start()
     if start.strict:
@@ -76,23 +69,6 @@ def work(share: Share, calls: Calls, pipe: Connection) -> None:
     if sys.stderr is not None:
         sys.stderr.flush()
     parent.send(None)
-
-
-def work_unpickled(pipe: Connection) -> None:
-    """Receive the clients through the pipe, then run them."""
-    try:
-        share, calls = pickle.loads(pipe.recv_bytes())
-    except Exception as error:  # raised by the user's module during its import
-        hint = "the clients cannot be unpickled; expected functions of a module that can be imported, or start='fork'"
-        pipe.send(f"{hint}\n{''.join(traceback.format_exception(error))}")
-        return
-    work(share, calls, pipe)
-
-
-def _close_in_children(pipe: Connection) -> None:
-    """Do not let processes that a client starts inherit the pipe, whose end means that this process has ended."""
-    os.set_inheritable(pipe.fileno(), False)
-    os.register_at_fork(after_in_child=pipe.close)
 
 
 class _Parent:
@@ -143,12 +119,15 @@ class _SimulatedTrainer(Trainer):
         self._parent = parent
         self._start = start
         self._calls = calls
+        self._count: Counter[str] = Counter()  # of calls by purpose
         trainer.seed_rounding(calls.rounding_seed(partition))
 
     def do(self, task: Task, rate: float | None = None, what: str = "") -> Content | str:
         """Train or evaluate, one client at a time, and wait for the turn of this one."""
         config = {**task.config, "partition": self._partition, "partitions": self._start.partitions}
-        with self._calls.alone(self._partition, task.job.purpose):
+        purpose = task.job.purpose
+        self._count[purpose] += 1
+        with self._calls.alone(self._partition, purpose, self._count[purpose]):
             content = self._trainer.do(replace(task, config=config), rate, what)
         if self._start.ordered and task.job.purpose == "train":
             self._parent.await_turn(self._partition, task.job.round)

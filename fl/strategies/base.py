@@ -5,6 +5,7 @@ One thread calls a strategy, the server's:
     restore                                 if the server resumes from a checkpoint
     begin                                   once
     select, config, fold, fold, …, finish   in each round; `fold` for each update as it arrives
+    partial, merge                          between them, where updates are folded in several places
     reject                                  if the model that `finish` returned is not finite
     abandon                                 if the round does not count, or `finish` has failed
     state                                   after each round that counts, for the checkpoint
@@ -15,6 +16,7 @@ A strategy never sees a connection. docs/how-to/strategy.md shows how to write o
 from __future__ import annotations
 
 import abc
+import functools
 import inspect
 import logging
 import math
@@ -160,6 +162,30 @@ class Strategy(abc.ABC):
     def abandon(self) -> None:
         """Discard the updates folded since the last `finish`: the round does not count."""
 
+    @property
+    def merges(self) -> bool:
+        """Whether it has a `merge` that fits its `fold`: no class overrides `fold` alone."""
+        for kind in type(self).__mro__:
+            if "merge" in vars(kind):
+                return kind is not Strategy
+            if "fold" in vars(kind):
+                return False
+        return False
+
+    def partial(self) -> dict[str, Any]:
+        """Return what was folded since the last `finish`, for `merge` of another object like this, and begin again.
+
+        Plain values and arrays, whose memory is the caller's. A strategy that needs each update has neither of the two.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no partial")
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Fold what `partial` of another object like this has returned, as if its updates were folded here.
+
+        Raises InvalidUpdate, with nothing changed, for one that does not fit.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no merge")
+
     def reject(self) -> None:
         """Discard the state that led to the last result of `finish`: it is not finite, and the server does not use it.
 
@@ -269,13 +295,21 @@ def _make(value: object, name: Any, numbers: Iterable[str], options: Mapping[str
 def polynomial(exponent: float = 0.5) -> Discount:
     """Return the discount (1 + staleness) ** -exponent (FedAsync: Xie et al., 2019, section 5.2; FedBuff has 0.5)."""
     within("exponent", exponent, 0, math.inf, include_low=True)
-    return lambda staleness: float((1 + staleness) ** -exponent)
+    return functools.partial(_polynomial, exponent)
+
+
+def _polynomial(exponent: float, staleness: int) -> float:
+    return float((1 + staleness) ** -exponent)
 
 
 def hinge(slope: float = 10.0, bound: int = 4) -> Discount:
     """Return the discount 1 up to `bound`, then 1 / (slope * (staleness - bound) + 1) (FedAsync, section 5.2)."""
     within("slope", slope, 0, math.inf)
-    return lambda staleness: 1.0 if staleness <= bound else 1 / (slope * (staleness - bound) + 1)
+    return functools.partial(_hinge, slope, bound)
+
+
+def _hinge(slope: float, bound: int, staleness: int) -> float:
+    return 1.0 if staleness <= bound else 1 / (slope * (staleness - bound) + 1)
 
 
 def within(name: str, value: float, low: float, high: float, *, include_low: bool = False) -> float:

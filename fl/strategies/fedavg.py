@@ -35,6 +35,14 @@ class FedAvg(MeanStrategy):
         """Fold the model into the mean."""
         self._mean.fold(update.model, update.num_examples * self.discount(staleness))
 
+    def partial(self) -> dict[str, Any]:
+        """Return the mean of what was folded, and its weight."""
+        return self._mean.partial()
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Fold a mean by its weight."""
+        self._mean.merge(partial)
+
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the mean, or the optimizer's step from `model` towards it."""
         if self._optimizer is not None:

@@ -56,6 +56,17 @@ class QFedAvg(MeanStrategy):
         self._mean.fold(update.model, weight * discount)
         self._normaliser += more
 
+    def partial(self) -> dict[str, Any]:
+        """Return the mean, and the sum that limits the step."""
+        normaliser, self._normaliser = self._normaliser, 0.0
+        return {"mean": self._mean.partial(), "normaliser": normaliser}
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Fold a mean, and add to the sum."""
+        more = _sum(partial, "normaliser")
+        self._mean.merge(partial["mean"])
+        self._normaliser += more
+
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the model, moved towards the mean by the step that the losses allow."""
         self._mean.require()
@@ -93,6 +104,19 @@ class FedNova(MeanStrategy):
         self._mean.fold(update.model, examples / steps)
         self._examples += examples
         self._work += examples * steps
+
+    def partial(self) -> dict[str, Any]:
+        """Return the mean change per step, and the sums of examples and of steps."""
+        sums = {"examples": self._examples, "work": self._work}
+        self._examples = self._work = 0.0
+        return {"mean": self._mean.partial(), **sums}
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Fold a mean, and add to the sums."""
+        examples, work = _sum(partial, "examples"), _sum(partial, "work")
+        self._mean.merge(partial["mean"])
+        self._examples += examples
+        self._work += work
 
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the model plus the mean change per step times the mean number of steps."""
@@ -152,6 +176,16 @@ class Scaffold(MeanStrategy):
         self._mean.fold(update.model, self.discount(staleness))
         self._changes.fold(update.extra, self.discount(staleness))
 
+    def partial(self) -> dict[str, Any]:
+        """Return the means of models and of variate changes."""
+        return {"mean": self._mean.partial(), "changes": self._changes.partial()}
+
+    def merge(self, partial: Mapping[str, Any]) -> None:
+        """Fold both means."""
+        self._changes.check_partial(partial["changes"])
+        self._mean.merge(partial["mean"])
+        self._changes.merge(partial["changes"])
+
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the next model, and update the server's control variate."""
         # c + 1 / N * sum of the changes: the mean of the changes, times the share of the N clients that sent one. Late
@@ -182,6 +216,14 @@ class Scaffold(MeanStrategy):
         control = dict(state["control"])
         check(control, like=control)
         self._control = control
+
+
+def _sum(partial: Mapping[str, Any], name: str) -> float:
+    """Return a sum of a partial. Raises InvalidUpdate for what is none."""
+    value = partial.get(name)
+    if not (isinstance(value, float) and 0 <= value < math.inf):
+        raise InvalidUpdate(f"{name} is {value!r}; expected a sum, as a finite float of 0 or more")
+    return value
 
 
 def _metric(update: Update, name: str, least: float) -> float:

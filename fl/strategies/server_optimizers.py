@@ -10,6 +10,7 @@ without bias correction, and the second moment begins at the square of `adaptivi
 
 from __future__ import annotations
 
+import functools
 import math
 import reprlib
 from collections.abc import Callable, Mapping
@@ -149,19 +150,19 @@ def adagrad(second: NDArray[Any], square: NDArray[Any]) -> None:
 def adam(beta_2: float) -> Moment:
     """Average the squares exponentially."""
     within("beta_2", beta_2, 0, 1, include_low=True)
+    return functools.partial(_adam, beta_2)
 
-    def moment(second: NDArray[Any], square: NDArray[Any]) -> None:
-        second *= beta_2
-        second += (1 - beta_2) * square
 
-    return moment
+def _adam(beta_2: float, second: NDArray[Any], square: NDArray[Any]) -> None:
+    second *= beta_2
+    second += (1 - beta_2) * square
 
 
 def yogi(beta_2: float) -> Moment:
     """Move towards the squares by a step that is proportional to the square, not to the difference."""
     within("beta_2", beta_2, 0, 1, include_low=True)
+    return functools.partial(_yogi, beta_2)
 
-    def moment(second: NDArray[Any], square: NDArray[Any]) -> None:
-        second -= (1 - beta_2) * square * np.sign(second - square)
 
-    return moment
+def _yogi(beta_2: float, second: NDArray[Any], square: NDArray[Any]) -> None:
+    second -= (1 - beta_2) * square * np.sign(second - square)

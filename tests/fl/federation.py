@@ -89,7 +89,7 @@ class Federation:
 
     def set_deadline(self, seconds: float) -> None:
         """Set the deadline of the next rounds."""
-        self.server._patience = replace(self.server._patience, deadline=seconds)
+        self.server._federation.patience = replace(self.server._federation.patience, deadline=seconds)
 
     @property
     def w(self) -> list[float]:

@@ -71,10 +71,10 @@ def test_a_large_model_reaches_clients_on_slow_reading(tmp_path: Any) -> None:
                 for id, each in ((A, slow), (B, lambda model, config: Update({"w": model["w"] + 1}, 1)))
             ]
             server.wait(2, SOON)
-            server._patience = fl.Patience(deadline=SHORT)
+            server._federation.patience = fl.Patience(deadline=SHORT)
             for _ in server.rounds(2):  # one of them has A
                 pass
-            server._patience = fl.Patience(deadline=3 * SOON)
+            server._federation.patience = fl.Patience(deadline=3 * SOON)
             threading.Timer(SHORT, done.set).start()
         for run in runs:
             assert run.result(SOON)["w"].tolist() == server.model["w"].tolist()

@@ -66,7 +66,12 @@ def test_a_resumed_server_knows_the_roles(tmp_path: Path) -> None:
         federation.round(2)
     for roles in (None, OWN):
         server = fl.Server.resume(path, LOCAL, roles=roles)
-        assert server._roles == {"w": "averaged", "bn.running_var": "averaged", "mask": "constant", "head.w": "local"}
+        assert server._federation.roles == {
+            "w": "averaged",
+            "bn.running_var": "averaged",
+            "mask": "constant",
+            "head.w": "local",
+        }
         server.close(0.0)
     with pytest.raises(netq.InvalidOption, match=r"'head\.w' cannot be trained: it was local"):
         fl.Server.resume(path, LOCAL, roles={"head.w": "trained"})

@@ -51,7 +51,7 @@ def test_a_round_ends_when_enough_have_answered() -> None:
         federation.join(A, gives(2))
         federation.join(B, gives(4))
         federation.join(C, slow)
-        federation.server._strategy.select = lambda number, clients: [A, B, C]  # type: ignore[method-assign]
+        federation.server._federation.strategy.select = lambda number, clients: [A, B, C]  # type: ignore[method-assign]
         federation.server.wait(3, SOON)
         federation.join(D, gives(50))
         report = federation.round(4)
@@ -168,7 +168,7 @@ def test_a_late_update_is_stale_without_staleness() -> None:
         federation.join(C, slow)
         assert federation.round(3).failures[C].why is fl.FailureKind.LATE
         federation.set_deadline(3 * SOON)
-        federation.server._strategy.select = lambda number, clients: [A, B]  # type: ignore[method-assign]
+        federation.server._federation.strategy.select = lambda number, clients: [A, B]  # type: ignore[method-assign]
         slow.let_go(10)
         federation.server.wait(3, SOON)
         while C not in (failures := federation.round(3).failures):
@@ -712,7 +712,7 @@ def test_fedbuff_gets_differences_from_the_model_each_client_had() -> None:
         assert federation.w == [6] * 3
         assert slow.begun.acquire(timeout=SOON)
         slow.let_go()
-        federation.server._strategy.select = lambda number, clients: [A][: number < 3]  # type: ignore[method-assign]
+        federation.server._federation.strategy.select = lambda number, clients: [A][: number < 3]  # type: ignore[method-assign]
         while B not in (report := federation.round(2)).clients:
             pass
         assert report.staleness == {B: report.number - 1}

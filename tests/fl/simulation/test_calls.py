@@ -142,8 +142,8 @@ def test_evaluation_changes_no_training() -> None:
 
 def test_second_training_of_a_round_draws_other_numbers() -> None:
     calls, drawn = Calls(SEED), []
-    for _ in range(2):
-        with calls.alone(0, "train"):
+    for count in (1, 2):
+        with calls.alone(0, "train", count):
             drawn.append(generator.normal())
     assert drawn[0] != drawn[1]
 
@@ -152,7 +152,7 @@ def test_a_generator_of_a_module_draws_alike_whatever_others_there_are(monkeypat
     others, found, drawn = [random.Random(), np.random.RandomState(), np.random.PCG64()], calls._generators(), []
     for older in ([], others):
         monkeypatch.setattr(calls, "_generators", lambda older=older: [*older, *found])
-        with Calls(SEED).alone(0, "train"):
+        with Calls(SEED).alone(0, "train", 1):
             drawn.append([generator.normal(), legacy.normal(), python.random()])
     assert drawn[0] == drawn[1]
 
@@ -179,7 +179,7 @@ def test_generators_of_a_subclass_and_of_the_system_are_no_obstacle(monkeypatch:
     monkeypatch.setattr(calls, "_generators", functools.cache(find))
     drawn = []
     for _ in range(2):
-        with Calls(SEED).alone(0, "train"):
+        with Calls(SEED).alone(0, "train", 1):
             drawn.append(kept[0].random())
     assert drawn[0] == drawn[1]
 
@@ -200,7 +200,7 @@ def cost(repeats: int = 1000) -> float:
     calls = Calls(SEED)
     begin = time.process_time()
     for _ in range(repeats):
-        with calls.alone(0, "train"):
+        with calls.alone(0, "train", 1):
             pass
     return (time.process_time() - begin) / repeats
 

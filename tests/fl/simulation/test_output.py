@@ -8,6 +8,8 @@ import pty
 import subprocess
 import sys
 import threading
+import time
+import uuid
 from typing import Any
 
 import numpy as np
@@ -62,7 +64,7 @@ def test_stream_is_still_one() -> None:
 def test_clients_of_all_processes_print_whole_lines_with_their_names() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
     lines = sorted(done.stdout.splitlines())
-    texts = ("no end", "no endone two {}", "one two {}")
+    texts = ("no end", "no end", "one two {}", "one two {}")
     assert lines == [f"client {number} | {text.format(number)}" for number in range(4) for text in texts]
     assert done.stderr == ""
 
@@ -84,6 +86,20 @@ def test_progress_by_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("round 1: 1 clients")
     fl.simulate({"w": np.zeros(2)}, [lambda model, config: fl.Update(model, 1)], 1, progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_a_long_round_says_how_far_it_has_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([10.0, 10.1, 10.2, 11.0, 11.1])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    lines, one, other = RoundLines(), uuid.UUID(int=1), uuid.UUID(int=2)
+    lines.round_begins(3, [one, other])
+    for client, state in ((one, "TRAINING"), (other, "TRAINING"), (one, "DONE"), (other, "FAILED")):
+        lines.client_is(client, fl.ClientState[state], 0)
+    assert capsys.readouterr().err == "\rround 3: 1 of 2 clients, 1 s"
+    lines.round_ends("the report", {})  # type: ignore[arg-type]
+    assert capsys.readouterr().err == f"\r{'':28}\rthe report\n"
 
 
 def test_a_progress_of_the_users_own_is_enough() -> None:

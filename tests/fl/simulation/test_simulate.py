@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ import netq
 from fl.errors import SimulationError
 from fl.messages import Report, Update
 from fl.simulation import calls
-from fl.simulation.simulate import Result, simulate
+from fl.simulation.simulate import Engine, Result, simulate
 from tests.fl.federation import SOON, adds, gives, zeros
 from tests.pages import Page
 
@@ -76,20 +76,25 @@ class Order(fl.FedAvg):
 # What it comes to
 
 
-def test_lambdas_are_clients_with_numbers_as_ids() -> None:
-    result = simulate(zeros(), [adds(value) for value in (1, 2, 3)], 2, **SETTINGS)
+every_engine = pytest.mark.parametrize("engine", ["processes", "network"])
+
+
+@every_engine
+def test_lambdas_are_clients_with_numbers_as_ids(engine: Engine) -> None:
+    result = simulate(zeros(), [adds(value) for value in (1, 2, 3)], 2, engine=engine, **SETTINGS)
     assert w(result) == [4, 4, 4]
     assert [report.number for report in result.reports] == [1, 2]
     assert {id.int for id in result.reports[1].clients} == {0, 1, 2}
     assert result.measured == []
 
 
-def test_config_has_partition_and_number_of_partitions() -> None:
+@every_engine
+def test_config_has_partition_and_number_of_partitions(engine: Engine) -> None:
     def train(model: Any, config: Mapping[str, Any]) -> Update:
         facts = [config["partition"], config["partitions"], config["seed"]]
         return Update({"w": np.array(facts, np.float32)}, 1)
 
-    assert w(simulate(zeros(), [train] * 5, 1, config={"seed": 7}, **SETTINGS)) == [2, 5, 7]
+    assert w(simulate(zeros(), [train] * 5, 1, engine=engine, config={"seed": 7}, **SETTINGS)) == [2, 5, 7]
 
 
 def test_measure_gets_the_model_after_each_round() -> None:
@@ -101,12 +106,13 @@ def test_one_client_is_enough() -> None:
     assert w(simulate(zeros(), [adds(1)], 2)) == [2, 2, 2]
 
 
-def test_evaluation_needs_no_turn() -> None:
+@every_engine
+def test_evaluation_needs_no_turn(engine: Engine) -> None:
     def evaluate(model: Any, config: Mapping[str, Any]) -> Report:
         return Report(1, {"w": float(model["w"][0]), "partition": config["partition"]})
 
     clients = [fl.Client(adds(value), evaluate, compression="zstd=1") for value in (1, 3)]
-    result = simulate(zeros(), clients, 3, evaluate=True, **SETTINGS)
+    result = simulate(zeros(), clients, 3, engine=engine, evaluate=True, **SETTINGS)
     assert [report.evaluation for report in result.reports] == [{"w": 2 * n, "partition": 0.5} for n in (1, 2, 3)]
 
 
@@ -131,19 +137,24 @@ def of_seven(**settings: Any) -> list[float]:
 
 
 @functools.cache
-def of_seven_processes() -> list[float]:
-    return of_seven(processes=7)
+def of_seven_processes(engine: Engine) -> list[float]:
+    return of_seven(engine=engine, processes=7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("protocol", "start", "processes"),
-    [(netq.Protocol.TCP, "fork", 1), (netq.Protocol.SHM, "fork", 3), (netq.Protocol.TCP, "spawn", 2)],
+    ("engine", "settings"),
+    [
+        ("processes", {"processes": 1}),
+        ("processes", {"processes": 3}),
+        ("processes", {"processes": 2, "start": "spawn"}),
+        ("network", {"processes": 1}),
+        ("network", {"processes": 3, "protocol": netq.Protocol.SHM}),
+        ("network", {"processes": 2, "start": "spawn"}),
+    ],
 )
-def test_model_is_bit_equal_for_any_protocol_and_start_method(
-    protocol: netq.Protocol, start: Literal["fork", "spawn"], processes: int
-) -> None:
-    assert of_seven(protocol=protocol, start=start, processes=processes) == of_seven_processes()
+def test_model_is_bit_equal_for_any_processes_of_an_engine(engine: Engine, settings: dict[str, Any]) -> None:
+    assert of_seven(engine=engine, **settings) == of_seven_processes(engine)
 
 
 @pytest.mark.slow
@@ -165,7 +176,8 @@ def test_random_rounding_is_reproducible() -> None:
     assert run(own(1), None) == run(own(1), None) != run(own(9), None)
 
 
-def test_updates_are_folded_in_order_of_selection() -> None:
+@every_engine
+def test_updates_are_folded_in_order_of_selection(engine: Engine) -> None:
     """The first cannot answer before the last has trained."""
     gate_out, gate_in = os.pipe()
     order = [id.int for id in fl.FedAvg().select(1, [uuid.UUID(int=part) for part in range(5)])]
@@ -178,29 +190,34 @@ def test_updates_are_folded_in_order_of_selection() -> None:
         return moves(model, config)
 
     strategy = Order()
-    simulate(zeros(), [train] * 5, 1, strategy=strategy, processes=5, patience=fl.Patience(deadline=SOON))
+    settings: dict[str, Any] = {"engine": engine, "processes": 5, "patience": fl.Patience(deadline=SOON)}
+    simulate(zeros(), [train] * 5, 1, strategy=strategy, **settings)
     os.close(gate_out)
     os.close(gate_in)
     assert strategy.folded == order
 
 
-def test_early_end_of_a_round_passes_the_turns_on() -> None:
+@every_engine
+def test_early_end_of_a_round_passes_the_turns_on(engine: Engine) -> None:
     strategies = [Order(fraction=0.5, oversample=0.5) for _ in range(2)]
-    one, other = (simulate(zeros(), [moves] * 6, 5, strategy=strategy, **SETTINGS) for strategy in strategies)
+    one, other = (
+        simulate(zeros(), [moves] * 6, 5, strategy=strategy, engine=engine, **SETTINGS) for strategy in strategies
+    )
     assert [len(report.clients) for report in one.reports] == [3] * 5
     assert (w(one), strategies[0].folded) == (w(other), strategies[1].folded)
 
 
-def test_refused_client_passes_its_turn_on() -> None:
+@every_engine
+def test_refused_client_passes_its_turn_on(engine: Engine) -> None:
     clients = [adds(1), gives(np.nan), adds(1)]
-    result = simulate(zeros(), clients, 3, **SETTINGS)
+    result = simulate(zeros(), clients, 3, engine=engine, **SETTINGS)
     assert w(result) == [3, 3, 3]
     assert [[id.int for id in report.failures] for report in result.reports] == [[1]] * 3
 
 
 @pytest.mark.slow
 def test_asynchronous_strategy_needs_no_turns() -> None:
-    result = simulate(zeros(), [adds(1)] * 4, 5, strategy=fl.FedBuff(2), **SETTINGS)
+    result = simulate(zeros(), [adds(1)] * 4, 5, strategy=fl.FedBuff(2), engine="network", **SETTINGS)
     assert len(result.reports) == 5
     assert w(result)[0] > 1
 
@@ -220,25 +237,27 @@ def test_one_client_of_a_process_trains_at_a_time() -> None:
 # What goes wrong
 
 
-def test_a_client_without_data_ends_no_simulation() -> None:
+@every_engine
+def test_a_client_without_data_ends_no_simulation(engine: Engine) -> None:
     def empty(model: Any, config: Mapping[str, Any]) -> Update:
         return Update(model, 0)
 
     def skips(model: Any, config: Mapping[str, Any]) -> Update:
         raise fl.Skip("no data")
 
-    result = simulate(zeros(), [adds(1), empty, adds(1), skips], 3, **SETTINGS)
+    result = simulate(zeros(), [adds(1), empty, adds(1), skips], 3, engine=engine, **SETTINGS)
     assert result.model["w"].tolist() == [3, 3, 3]
     for report in result.reports:
         assert {peer.int: why for peer, why in report.skipped.items()} == {1: "it has no examples", 3: "no data"}
 
 
-def test_client_error_ends_the_simulation_with_its_traceback() -> None:
+@every_engine
+def test_client_error_ends_the_simulation_with_its_traceback(engine: Engine) -> None:
     def fail() -> None:
         raise ValueError("no such digit")
 
     with pytest.raises(SimulationError, match=r"^client 1: round 2: train failed") as caught:
-        simulate(zeros(), [in_round(2, fail)] * 3, 20, **SETTINGS)
+        simulate(zeros(), [in_round(2, fail)] * 3, 20, engine=engine, **SETTINGS)
     assert "in fail\n" in str(caught.value)
     assert str(caught.value).endswith("ValueError: no such digit")
 
@@ -250,7 +269,7 @@ def test_client_error_in_the_last_round_is_raised() -> None:
 
     for _ in range(5):  # the error may arrive before or after the end of the round
         with pytest.raises(SimulationError, match=r"^client 1: round 1: train failed"):
-            simulate(zeros(), [in_round(1, fail)] * 3, 1, **SETTINGS)
+            simulate(zeros(), [in_round(1, fail)] * 3, 1, engine="network", **SETTINGS)
 
 
 def test_wrong_return_type_ends_the_simulation() -> None:
@@ -269,7 +288,125 @@ def test_wrong_return_type_ends_the_simulation() -> None:
 )
 def test_death_of_a_worker_ends_the_simulation(end: Callable[[], Any], how: str) -> None:
     with pytest.raises(SimulationError, match=how):
-        simulate(zeros(), [in_round(2, end)] * 4, 20, **SETTINGS)
+        simulate(zeros(), [in_round(2, end)] * 4, 20, engine="network", **SETTINGS)
+
+
+@pytest.mark.parametrize("end", [lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: os._exit(3)])
+def test_worker_that_ends_costs_its_chunk(end: Callable[[], Any]) -> None:
+    """Nine clients are chunks of one; the second round has lost one, and the third has all of them."""
+    result = simulate(zeros(), [in_round(2, end)] * 9, 3, **SETTINGS)
+    assert [len(report.clients) for report in result.reports] == [9, 8, 9]
+    ((client, failure),) = result.reports[1].failures.items()
+    assert (client.int, failure.why) == (1, fl.FailureKind.LOST)
+    assert re.match("its process (was ended by SIGKILL|ended with status 3); its log", failure.reason)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of 3.12: the workers' parent has threads
+def test_program_of_a_worker_that_ends_holds_nothing_up() -> None:
+    until, let_end = os.pipe()
+
+    def last_words() -> None:
+        fork(until)
+        os._exit(3)
+
+    try:
+        result = simulate(zeros(), [in_round(1, last_words)] * 4, 2, **SETTINGS)
+    finally:
+        os.write(let_end, b"!")
+        os.close(until)
+        os.close(let_end)
+    assert [len(report.clients) for report in result.reports] == [3, 4]
+
+
+def test_simulation_whose_workers_all_end_is_an_error() -> None:
+    with pytest.raises(SimulationError, match=r"^round 1: no client has a valid update; client 0: its process ended"):
+        simulate(zeros(), [lambda model, config: os._exit(3)] * 2, 3, **SETTINGS)
+
+
+def test_exit_of_a_function_ends_the_simulation() -> None:
+    with pytest.raises(SimulationError, match=r"(?s)^client 1: Traceback.*SystemExit: enough"):
+        simulate(zeros(), [in_round(2, lambda: sys.exit("enough"))] * 4, 20, **SETTINGS)
+
+
+def counts(model: Any, config: Mapping[str, Any]) -> Update:
+    """A client that keeps how often it has trained, but for one; and a local tensor, which the first model lacks."""
+    state, own = config["state"], model.get("own", np.zeros(1))
+    state["trained"] = state.get("trained", 0) + (config["partition"] != 1)
+    return Update({"w": model["w"], "own": own + 1}, 1, {"trained": state["trained"], "own": own[0]})
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_clients_keep_their_state_and_their_local_tensors(in_folder: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "kept" if in_folder else None
+    start = {"w": np.zeros(3), "own": np.zeros(1)}
+    result = simulate(start, [counts] * 3, 4, roles={"own": "local"}, keep=folder, processes=2)
+    kept = [result.reports[-1].client_metrics[uuid.UUID(int=client)] for client in range(3)]
+    assert kept == [{"trained": 4, "own": 3}, {"trained": 0, "own": 3}, {"trained": 4, "own": 3}]
+    assert folder is None or {path.name for path in folder.iterdir()} == {"0", "1", "2"}
+
+
+def test_state_that_cannot_be_kept_is_an_error() -> None:
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        config["state"]["lock"] = threading.Lock()
+        return Update(model, 1)
+
+    with pytest.raises(
+        SimulationError, match=r"^client 0: what it keeps in config\['state'\] cannot be pickled: .*lock"
+    ):
+        simulate(zeros(), [train], 3)
+
+
+def test_config_by_client_and_properties_select() -> None:
+    clients = [fl.Client(gives_rate, properties={"region": region}) for region in ("eu", "us", "eu")]
+    strategy = fl.FedAvg(where={"region": "eu"})
+    config = lambda client: {"rate": 1.0 + client.id.int}  # noqa: E731
+    assert w(simulate(zeros(), clients, 1, strategy=strategy, config=config)) == [2, 2, 2]
+
+
+def gives_rate(model: Any, config: Mapping[str, Any]) -> Update:
+    return Update({"w": np.full(3, config["rate"], np.float32)}, 1)
+
+
+def test_robust_strategy_gets_updates_and_names_the_one_that_it_refuses() -> None:
+    clients = [adds(1), adds(2), gives(np.nan), adds(3)]
+    result = simulate(zeros(), clients, 2, strategy=fl.FedMedian(), **SETTINGS)
+    assert w(result) == [4, 4, 4]
+    assert [[id.int for id in report.failures] for report in result.reports] == [[2]] * 2
+
+
+def test_compressed_updates_and_their_residuals_are_the_same_in_any_process() -> None:
+    def climbs(model: Any, config: Mapping[str, Any]) -> Update:
+        return Update({"w": model["w"] + np.linspace(0, 1, 100, dtype=np.float32)}, 1)
+
+    def run(processes: int) -> list[float]:
+        strategy = fl.FedAvg(compression="int4, top_k=0.3")
+        return w(
+            simulate({"w": np.zeros(100, np.float32)}, [climbs] * 9, 4, strategy=strategy, seed=1, processes=processes)
+        )
+
+    assert run(1) == run(3)
+
+
+def test_oversampled_clients_are_there_for_those_that_skip() -> None:
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        if config["partition"] < 3:
+            raise fl.Skip("no data")
+        return moves(model, config)
+
+    result = simulate(zeros(), [train] * 10, 1, strategy=fl.FedAvg(fraction=0.5, oversample=1.0), **SETTINGS)
+    (report,) = result.reports
+    assert len(report.clients) == 5
+    assert {id.int for id in report.skipped} <= {0, 1, 2}
+
+
+def test_checkpoint_of_a_simulation_is_a_servers(tmp_path: Path) -> None:
+    path = tmp_path / "federation.ckpt"
+    simulate(zeros(), [adds(1)] * 2, 3, checkpoint=path, strategy=fl.FedAdam())
+    with fl.Server.resume(
+        path, netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0)), strategy=fl.FedAdam()
+    ) as server:
+        assert server.number == 3
+        server.close(0.0)
 
 
 def test_error_of_measure_is_raised() -> None:
@@ -315,7 +452,6 @@ def interrupt() -> None:
 @pytest.mark.parametrize(
     ("end", "error", "why"),
     [
-        (lambda: os._exit(3), SimulationError, "client 1, 3 ended with status 3"),
         (fail, SimulationError, "no such digit"),
         (interrupt, KeyboardInterrupt, "^$"),
     ],
@@ -405,6 +541,15 @@ def test_spawn_reports_functions_that_cannot_be_imported(monkeypatch: pytest.Mon
         ({"strategy": "FedAvg"}, "simulate.strategy: 'FedAvg'; expected an object, as in fl.FedAvg()"),
         ({"processes": 0}, "processes: 0; expected 1 or more"),
         ({"protocol": netq.Protocol.MQTT}, "expected Protocol.TCP or Protocol.SHM"),
+        ({"protocol": netq.Protocol.SHM}, "expected none but with engine='network'"),
+        ({"engine": "ray2"}, "simulate.engine: 'ray2'; expected 'processes' or 'network'"),
+        ({"memory_limit": 100}, "simulate.memory_limit: 100; expected None, or engine='network'"),
+        ({"wait": 1}, "simulate.wait: 1; expected None, or engine='network'"),
+        ({"keep": "x", "engine": "network"}, "simulate.keep: 'x'; expected None with engine='network'"),
+        ({"devices": fl.Devices(), "engine": "network"}, "simulate.devices: .*; expected None with engine='network'"),
+        ({"devices": 3}, r"simulate.devices: 3; expected an fl\.Devices"),
+        ({"keep": __file__}, "simulate.keep: .*File exists; expected a folder"),
+        ({"keep": os.path.dirname(__file__)}, "simulate.keep: .* is not empty; expected a new folder"),
         ({"start": "forkserver"}, "expected 'fork' or 'spawn'"),
     ],
 )
