@@ -17,9 +17,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import netq
+from netq.validate import expect
 
 Method: TypeAlias = Literal["fork", "spawn"]
 Work: TypeAlias = Callable[[Connection], None]  # what a process does; it gets its end of the pipe
@@ -35,6 +36,11 @@ run_unpickled(pipe)
 """
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 class Process:
     """A process that runs `work`. Make it in `deferred_sigint`, until it is where it will be ended.
 
@@ -42,6 +48,7 @@ class Process:
     """
 
     def __init__(self, how: Method, work: Work, others: Sequence[Connection]) -> None:
+        expect(how in get_args(Method), "simulate.start", how, "'fork' or 'spawn'")
         launch = _fork if how == "fork" else _spawn
         self.pipe, theirs = Pipe()
         self._status: int | None = None  # the exit status, once the process was waited for

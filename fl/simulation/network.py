@@ -26,7 +26,6 @@ from fl.simulation.calls import Calls
 from fl.simulation.launch import Method
 from fl.simulation.processes import WorkerPool
 from fl.simulation.worker import Start
-from fl.strategies.base import Strategy
 from fl.tensors.spec import Model
 
 log = logging.getLogger("netq.fl")
@@ -36,25 +35,28 @@ log = logging.getLogger("netq.fl")
 def connected(
     model: Model,
     clients: Sequence[Client],
-    *,
-    strategy: Strategy,
     processes: int,
     protocol: netq.Protocol,
     start: Method,
     seed: int,
-    callbacks: Sequence[Callback],
     settings: Mapping[str, Any],
 ) -> Iterator[Server]:
-    """Yield a server to which all clients are connected. All processes have ended when the `with` statement ends."""
+    """Yield a server to which all clients are connected. All processes have ended when the `with` block ends.
+
+    settings: of fl.Server. Raises InvalidOption, SimulationError.
+    """
+    if protocol not in (netq.Protocol.TCP, netq.Protocol.SHM):
+        raise netq.InvalidOption(f"simulate.protocol: {protocol}; expected Protocol.TCP or Protocol.SHM")
     every = dict(enumerate(clients))
     shares = [{part: every[part] for part in range(first, len(every), processes)} for first in range(processes)]
     with WorkerPool(shares, Calls(seed)) as workers:
         workers.start(start)  # before the server's communicator exists: a communicator does not work in a fork
         events = netq.EventOptions(ini=workers.connected)
         options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), events=events)
-        turns = _Turns(workers)
-        server = Server(model, options, strategy=strategy, protocol=protocol, callbacks=[turns, *callbacks], **settings)
-        begin = Start(server.netloc, protocol, len(clients), ordered=strategy.buffer is None, strict=True)
+        callbacks = [_Turns(workers), *settings["callbacks"]]
+        server = Server(model, options, protocol=protocol, **{**settings, "callbacks": callbacks})
+        is_ordered = settings["strategy"].buffer is None
+        begin = Start(server.netloc, protocol, len(clients), ordered=is_ordered, strict=True)
         with server, workers.run(begin, server.close):
             server.wait(len(clients))  # until each has said what it is like
             yield server

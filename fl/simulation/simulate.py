@@ -16,13 +16,13 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import netq
 from fl.callbacks import plots
-from fl.callbacks.base import Callback
 from fl.client import Client
 from fl.errors import SimulationError
 from fl.properties import title
@@ -31,27 +31,26 @@ from fl.server.federation import Federation
 from fl.server.patience import Patience
 from fl.server.server import Server
 from fl.server.validation import checked_callbacks
-from fl.simulation import network
+from fl.simulation.arguments import Engine as EngineName
+from fl.simulation.arguments import as_client, check_clients, check_engine, check_names, check_settings
 from fl.simulation.calls import Calls
 from fl.simulation.chunks import ChunkWorker
 from fl.simulation.devices import Devices
 from fl.simulation.kept import Kept
-from fl.simulation.launch import Method
+from fl.simulation.launch import Method, cores
+from fl.simulation.network import connected
 from fl.simulation.output import shown
 from fl.simulation.pool import ProcessPool
-from fl.simulation.population import Population
+from fl.simulation.population import Engine, Population
 from fl.simulation.rounds import AtOnce, Training, VirtualServer
 from fl.simulation.timed import ByClock, Clock
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.spec import Model, nbytes
 from fl.trainer import Train
-from netq.text import did_you_mean
 from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
-
-Engine = Literal["processes", "network"]
 
 
 @dataclass(frozen=True)
@@ -93,32 +92,38 @@ def simulate(
     rounds: int = 20,
     *,
     strategy: Strategy | None = None,
-    engine: Engine = "processes",
+    engine: EngineName = "processes",
     processes: int | None = None,
     protocol: netq.Protocol = netq.Protocol.TCP,
     start: Method = "fork",
     keep: str | os.PathLike[str] | None = None,
     devices: Devices | None = None,
+    address: str | None = None,
+    actors: Mapping[str, Any] | None = None,
     measure: Callable[[Any], Any] | None = None,
     seed: int | None = None,
     progress: bool | None = None,
     **settings: Any,
 ) -> Result:
-    """Run a federation in processes of this machine, and return its result.
+    """Run a federation in processes of this machine or in actors of Ray, and return its result.
 
     clients:   train functions, or fl.Client objects, one for each client. `[train] * 8` are eight clients: each finds
                its number in its config as "partition" (0, 1, …) and the number of clients as "partitions". The
                partition is also its id in reports (`id.int`).
-    engine:    "processes": clients are virtual, and any process does any of them: what a client keeps from round to
-               round is in config["state"], and nowhere else. "network": each client has a connection to the server, and
-               stays in one process.
-    processes: their number. One client of a process trains at a time. None: one process for each core.
+    engine:    "processes", "ray": clients are virtual, and any process does any of them: what a client keeps from round
+               to round is in config["state"], and nowhere else. "network": each client has a connection to the server,
+               and stays in one process.
+    processes: their number, or that of Ray's actors. One client of a process trains at a time. None: one process for
+               each core, or as many actors as Ray has room for.
     protocol:  of engine "network": Protocol.TCP or Protocol.SHM.
     start:     "fork" accepts any function, also of a notebook; "spawn" accepts functions that can be imported.
-    keep:      of engine "processes": a new folder for what clients keep. None: it is in memory.
-    devices:   of engine "processes": how long the clients' devices train, how fast their links are, when they are there
+    keep:      a new folder for what virtual clients keep. None: it is in memory.
+    devices:   how long the devices of virtual clients train, how fast their links are, when they are there
                (fl.Devices). Times of reports are then those of a virtual clock. None: all are there, and none is late;
                for an asynchronous strategy: Devices().
+    address:   of a Ray cluster, as for ray.init: "auto", "ray://host:10001". None: a Ray of this machine, or the one
+               that the program has begun.
+    actors:    what Ray gives each actor: {"num_gpus": 0.25}.
     measure:   called with the model after each round, in this process.
     seed:      of the clients' random numbers (docs/how-to/simulation.md, "Random numbers"), 0 or more. None: a new one,
                which the result has.
@@ -132,32 +137,37 @@ def simulate(
     engine "network" are the exception: they take updates as they arrive. Raises SimulationError, InvalidOption, and
     what fl.Server and `measure` raise.
     """
+    check_names(settings, [*inspect.signature(simulate).parameters])
     expect(isinstance(strategy, Strategy | None), "simulate.strategy", strategy, "an object, as in fl.FedAvg()")
     strategy = strategy or FedAvg()
     expect(is_whole(rounds, 0), "simulate.rounds", rounds, "a whole number")
-    expect(engine in _ENGINES, "simulate.engine", engine, " or ".join(map(repr, _ENGINES)))
-    for name in settings:
-        if name not in _SETTINGS:
-            raise TypeError(f"simulate has no argument {name!r}; {_argument_like(name)}")
-    _check_clients(clients, processes, protocol, start)
+    of_engine = {"start": start, "protocol": protocol, "keep": keep, "devices": devices}
+    check_engine(engine, {**settings, **of_engine, "address": address, "actors": actors})
+    expect(isinstance(devices, Devices | None), "simulate.devices", devices, "an fl.Devices")
+    check_clients(clients, processes)
     expect(seed is None or is_whole(seed, 0), "simulate.seed", seed, "a whole number, 0 or more, or None")
     seed = secrets.randbits(63) if seed is None else seed
     settings = {"min_clients": min(max(2, strategy.least), len(clients)), **settings}
     settings.setdefault("patience", Patience(void_pause=0.0))
-    expect(isinstance(devices, Devices | None), "simulate.devices", devices, "an fl.Devices")
-    _check_settings(settings, clients, engine, protocol, keep, devices)
+    check_settings(settings, clients)
     own = checked_callbacks(settings.pop("callbacks", ()))
+    settings |= {"strategy": strategy, "callbacks": [*own, *shown(progress, own)]}
+    log.info("simulating %d clients, with seed %d", len(clients), seed)
+    made: AbstractContextManager[Server | VirtualServer]
+    make: Callable[[ChunkWorker], AbstractContextManager[Engine]]
+    if engine == "network":
+        count = min(processes or cores(), len(clients))
+        made = connected(model, list(map(as_client, clients)), count, protocol, start, seed, settings)
+    elif engine == "ray":
+        from fl.simulation.ray_pool import RayPool
+
+        make = partial(RayPool, count=processes, address=address, options=actors or {})
+        made = _virtual(model, clients, make, keep, devices, seed, settings)
+    else:
+        make = partial(ProcessPool, count=min(processes or cores(), len(clients)), how=start)
+        made = _virtual(model, clients, make, keep, devices, seed, settings)
     reports: list[RoundReport] = []
     measured: list[Any] = []
-    count = min(processes or len(os.sched_getaffinity(0)), len(clients))
-    log.info("simulating %d clients in %d processes, with seed %d", len(clients), count, seed)
-    begin: dict[str, Any] = {"strategy": strategy, "processes": count, "start": start, "seed": seed}
-    begin |= {"callbacks": [*own, *shown(progress, own)], "settings": settings}
-    made: AbstractContextManager[Server | VirtualServer]
-    if engine == "network":
-        made = network.connected(model, list(map(_client, clients)), protocol=protocol, **begin)
-    else:
-        made = _virtual(model, clients, keep=keep, devices=devices, **begin)
     with made as server:
         for report in server.rounds(rounds):
             reports.append(report)
@@ -171,32 +181,31 @@ def simulate(
 def _virtual(
     model: Model,
     clients: Sequence[Train | Client],
-    *,
-    strategy: Strategy,
-    processes: int,
-    start: Method,
+    make: Callable[[ChunkWorker], AbstractContextManager[Engine]],
     keep: str | os.PathLike[str] | None,
     devices: Devices | None,
     seed: int,
-    callbacks: Sequence[Callback],
     settings: Mapping[str, Any],
 ) -> Iterator[VirtualServer]:
-    """Yield the rounds of virtual clients. All processes have ended when the `with` statement ends."""
-    federation = Federation(model, strategy=strategy, callbacks=callbacks, **settings)
-    is_timed = devices is not None or strategy.buffer is not None
-    profiles = (devices or Devices()).of(len(clients)) if is_timed else []
-    worker = ChunkWorker(clients, strategy, federation.roles, Calls(seed), folds=strategy.merges and not is_timed)
-    with ProcessPool(worker, processes, start) as pool:
-        try:
-            population = Population(clients, pool, Kept(keep), federation)
+    """Yield a server of virtual clients. make: makes the engine, which is ended with the `with` block."""
+    federation = Federation(model, **{**_DEFAULTS, **settings})
+    with closing(federation):
+        strategy = federation.strategy
+        is_timed = devices is not None or strategy.buffer is not None
+        given = devices or Devices()
+        profiles = given.of(len(clients)) if is_timed else []
+        kept = Kept(keep)
+        folds = strategy.merges and not is_timed
+        with make(ChunkWorker(clients, strategy, federation.roles, Calls(seed), folds=folds)) as engine:
+            population = Population(clients, engine, kept, federation)
             training: Training = AtOnce(federation, population)
             if is_timed:
-                given = devices or Devices()
                 clock = Clock(population, profiles, given.begin, federation.patience.grace, given.seed)
                 training = ByClock(federation, population, clock)
             yield VirtualServer(federation, population, training)
-        finally:
-            federation.close()
+
+
+_DEFAULTS = {"wait": None, "roles": None, "config": None, "evaluate": False, "checkpoint": None}
 
 
 def _raise_if_hopeless(report: RoundReport, *kinds: FailureKind) -> None:
@@ -205,73 +214,3 @@ def _raise_if_hopeless(report: RoundReport, *kinds: FailureKind) -> None:
     if not report.clients and failures and all(each.why in kinds for each in failures.values()):
         client, failure = next(iter(failures.items()))
         raise SimulationError(f"round {report.number}: no client has a valid update; {title(client)}: {failure}")
-
-
-def _argument_like(name: str) -> str:
-    if name in ("num_rounds", "n_rounds", "epochs"):
-        return "did you mean rounds?"
-    if name in ("num_clients", "num_supernodes"):
-        return "did you mean clients, as in [train] * 4?"
-    return did_you_mean(name, [*inspect.signature(simulate).parameters, *_SETTINGS])
-
-
-_ENGINES = ("processes", "network")
-_SETTINGS = set(inspect.signature(Server).parameters) - {"model", "options", "strategy", "protocol"}
-_OF_NETWORK = ("memory_limit", "wait")
-
-
-def _check_clients(
-    clients: Sequence[Train | Client], processes: int | None, protocol: netq.Protocol, start: str
-) -> None:
-    """Raise InvalidOption unless these are clients, and can be distributed over processes."""
-    if protocol not in (netq.Protocol.TCP, netq.Protocol.SHM):
-        raise netq.InvalidOption(f"simulate.protocol: {protocol}; expected Protocol.TCP or Protocol.SHM")
-    expect(start in ("fork", "spawn"), "simulate.start", start, "'fork' or 'spawn'")
-    listed = isinstance(clients, Sequence) and not isinstance(clients, str)
-    expect(listed, "simulate.clients", clients, "a list with a train function for each client, as in [train] * 4")
-    expect(processes is None or processes >= 1, "simulate.processes", processes, "1 or more, or None")
-    if not clients:
-        raise netq.InvalidOption("simulate.clients: there are none; expected train functions, or fl.Client objects")
-    for each in {id(each): each for each in clients}.values():
-        known = isinstance(each, Client) or callable(each)
-        expect(known, "simulate.clients", each, "a train function, or an fl.Client")
-        _client(each)
-    objects = [id(each) for each in clients if isinstance(each, Client)]
-    if len(set(objects)) < len(objects):
-        raise netq.InvalidOption(
-            "simulate.clients: one fl.Client is there twice, and it remembers what it has not sent; expected an "
-            "object for each client: [fl.Client(train) for _ in range(8)]"
-        )
-
-
-def _client(each: Train | Client) -> Client:
-    return each if isinstance(each, Client) else Client(each)
-
-
-def _check_settings(
-    settings: dict[str, Any],
-    clients: Sequence[Train | Client],
-    engine: Engine,
-    protocol: netq.Protocol,
-    keep: Any,
-    devices: Any,
-) -> None:
-    """Raise InvalidOption for settings that these clients, or this engine, cannot have. Complete the others."""
-    for name in ("min_clients", "wait"):  # of more clients the server would wait for ever
-        wanted, there = settings.get(name), len(clients)
-        enough = not isinstance(wanted, int) or wanted <= there
-        expect(enough, f"simulate.{name}", wanted, f"{there} at most, as there are {there} clients")
-    asked = settings.get("evaluate", False)
-    can = any(isinstance(each, Client) and each.trainer.evaluates for each in clients)
-    expect(can or not asked, "simulate.evaluate", asked, "a client that can, as in fl.Client(train, evaluate)")
-    if engine == "network":
-        expect(keep is None, "simulate.keep", keep, "None with engine='network': clients stay in their processes")
-        expect(devices is None, "simulate.devices", devices, "None with engine='network', whose clock is real")
-        return
-    is_default = protocol is netq.Protocol.TCP
-    expect(is_default, "simulate.protocol", protocol, "none but with engine='network': the others send nothing")
-    for name in _OF_NETWORK:
-        expect(settings.get(name) is None, f"simulate.{name}", settings.get(name), "None, or engine='network'")
-        settings.pop(name, None)
-    defaults = {"wait": None, "roles": None, "config": None, "evaluate": False, "checkpoint": None}
-    settings |= {**defaults, **settings}

@@ -27,7 +27,8 @@ import netq
 from fl.errors import SimulationError
 from fl.messages import Report, Update
 from fl.simulation import calls
-from fl.simulation.simulate import Engine, Result, simulate
+from fl.simulation.arguments import Engine
+from fl.simulation.simulate import Result, simulate
 from tests.fl.federation import SOON, adds, gives, zeros
 from tests.pages import Page
 
@@ -532,7 +533,7 @@ def test_spawn_reports_functions_that_cannot_be_imported(monkeypatch: pytest.Mon
         ({"clients": [adds(1), 5]}, "5; expected a train function"),
         ({"clients": [fl.Client(adds(1))] * 2}, "one fl.Client is there twice"),
         ({"min_clients": 5}, "simulate.min_clients: 5; expected 1 at most, as there are 1 clients"),
-        ({"wait": 5}, "simulate.wait: 5; expected 1 at most, as there are 1 clients"),
+        ({"wait": 5, "engine": "network"}, "simulate.wait: 5; expected 1 at most, as there are 1 clients"),
         (
             {"clients": adds(1)},
             r"simulate.clients: <function .*; expected a list with a train function for each client",
@@ -540,17 +541,22 @@ def test_spawn_reports_functions_that_cannot_be_imported(monkeypatch: pytest.Mon
         ({"clients": "adds"}, "simulate.clients: 'adds'; expected a list with a train function"),
         ({"strategy": "FedAvg"}, "simulate.strategy: 'FedAvg'; expected an object, as in fl.FedAvg()"),
         ({"processes": 0}, "processes: 0; expected 1 or more"),
-        ({"protocol": netq.Protocol.MQTT}, "expected Protocol.TCP or Protocol.SHM"),
-        ({"protocol": netq.Protocol.SHM}, "expected none but with engine='network'"),
-        ({"engine": "ray2"}, "simulate.engine: 'ray2'; expected 'processes' or 'network'"),
+        ({"protocol": netq.Protocol.MQTT, "engine": "network"}, "expected Protocol.TCP or Protocol.SHM"),
+        ({"protocol": netq.Protocol.SHM}, r"expected <Protocol.TCP: 'tcp'>, or engine='network'"),
+        ({"start": "forkserver"}, "expected 'fork' or 'spawn'"),
+        ({"engine": "ray2"}, "simulate.engine: 'ray2'; expected 'processes' or 'ray' or 'network'"),
         ({"memory_limit": 100}, "simulate.memory_limit: 100; expected None, or engine='network'"),
         ({"wait": 1}, "simulate.wait: 1; expected None, or engine='network'"),
-        ({"keep": "x", "engine": "network"}, "simulate.keep: 'x'; expected None with engine='network'"),
-        ({"devices": fl.Devices(), "engine": "network"}, "simulate.devices: .*; expected None with engine='network'"),
+        (
+            {"keep": "x", "engine": "network"},
+            "simulate.keep: 'x'; expected None, or engine='processes' or engine='ray'",
+        ),
+        ({"devices": fl.Devices(), "engine": "network"}, "simulate.devices: .*; expected None, or engine='processes'"),
         ({"devices": 3}, r"simulate.devices: 3; expected an fl\.Devices"),
+        ({"start": "spawn", "engine": "ray"}, "simulate.start: 'spawn'; expected 'fork', or engine='processes' or"),
+        ({"address": "auto"}, "simulate.address: 'auto'; expected None, or engine='ray'"),
         ({"keep": __file__}, "simulate.keep: .*File exists; expected a folder"),
         ({"keep": os.path.dirname(__file__)}, "simulate.keep: .* is not empty; expected a new folder"),
-        ({"start": "forkserver"}, "expected 'fork' or 'spawn'"),
     ],
 )
 def test_wrong_options_are_refused(settings: dict[str, Any], why: str) -> None:

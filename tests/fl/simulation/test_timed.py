@@ -77,8 +77,8 @@ def test_late_updates_count_by_their_staleness() -> None:
 
 def test_fedbuff_makes_a_model_of_every_two_updates() -> None:
     result = run(fl.Devices([1, 2, 5, 50]), rounds=4, strategy=fl.FedBuff(2))
-    # Of equal times first the task that was given first. At 2, client 0 has an update of the first model, which is late;
-    # it is asked again, and has one of the second model at 3.
+    # Of equal times first the task that was given first. At 2, client 0 has an update of the first model, which is
+    # late; it is asked again, and has one of the second model at 3.
     assert np.cumsum(seconds(result)).tolist() == [2, 3, 4, 5]
     assert counted(result) == [[0, 1], [0], [0, 1], [0, 2]]
     assert {id.int: late for id, late in result.reports[3].staleness.items()} == {2: 3}
