@@ -115,15 +115,18 @@ def simulate(
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="their evaluate function, for server.evaluate")
     ] = None,
     clients: Annotated[int, typer.Option(min=1, help="number of clients")] = 4,
+    engine: Annotated[str, typer.Option(help="processes, ray or network: docs/how-to/simulation.md")] = "processes",
     processes: Annotated[int | None, typer.Option(min=1, help="processes for them; default: one a core")] = None,
+    address: Annotated[str | None, typer.Option(help="of a Ray cluster, as in 'auto'; default: this machine")] = None,
+    devices: Annotated[Path | None, typer.Option(metavar="CSV", help="a table of devices, for a virtual clock")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="of their random numbers; default: a new one")] = None,
     verbose: _Verbose = False,
 ) -> None:
-    """Run an aggregator's rounds with clients in processes of this machine.
+    """Run an aggregator's rounds with clients in processes of this machine, or in actors of Ray.
 
-    Model, strategy, rounds and callbacks are those of the file; its address, checkpoint and TLS are not used. The
-    names of the files that it writes begin with `simulated-`. Each client finds its number in its config, as
-    `partition`, and their number as `partitions`.
+    Model, strategy, rounds and callbacks are those of the file; its address, checkpoint, TLS, memory_limit and wait are
+    not used. The names of the files that it writes begin with `simulated-`. Each client finds its number in its config,
+    as `partition`, and their number as `partitions`.
     """
     with _command(verbose):
         train_function = function("--train", train, "farm.training:train")
@@ -133,7 +136,8 @@ def simulate(
             log.info("server.evaluate is not used: --evaluate MODULE:FUNCTION gives the clients a function for it")
             loaded = replace(loaded, settings={**loaded.settings, "evaluate": False})
         simulated = [fl.Client(train_function, evaluate_function) for _ in range(clients)]
-        _simulate(loaded, simulated, processes=processes, seed=seed)
+        options: dict[str, Any] = {"engine": engine, "processes": processes, "address": address, "seed": seed}
+        _simulate(loaded, simulated, **options, devices=None if devices is None else _devices(devices))
 
 
 _RunConfig = Annotated[
@@ -247,14 +251,15 @@ def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="ROUNDS.jsonl...", help="what [callbacks] json has written")],
     out: Annotated[Path, typer.Option(help="PNG, SVG or PDF")] = Path("rounds.png"),
     metric: Annotated[str | None, typer.Option(help="name of a metric; default: the first")] = None,
+    by: Annotated[str, typer.Option(help="round, or seconds since the first one began")] = "round",
     verbose: _Verbose = False,
 ) -> None:
-    """Draw a metric and the bytes, by round."""
+    """Draw a metric and the bytes, by round or by time."""
     with _command(verbose, logging.WARNING):
         if not out.parent.is_dir():
             raise InvalidOption(f"--out: {str(out)!r}; there is no folder {str(out.parent)!r}: make it")
         try:
-            plots.rounds({str(run): run for run in runs}, metric=metric, out=out)
+            plots.rounds({str(run): run for run in runs}, metric=metric, by=by, out=out)
         except FileNotFoundError as error:
             raise InvalidOption(
                 f"{error.filename}: no such file; give one that [callbacks] json has written"
@@ -386,6 +391,13 @@ def _mlflow(config: Config, uri: str) -> MLflow:
         return MLflow(uri)
     except AddressError as error:
         raise AddressError(f"{config.path}: callbacks.mlflow: {error}") from error
+
+
+def _devices(path: Path) -> fl.Devices:
+    try:
+        return fl.Devices.from_csv(path)
+    except OSError as error:
+        raise InvalidOption(f"--devices: {str(path)!r}: {error.strerror}; expected a CSV file") from error
 
 
 def _simulate(config: Config, clients: list[fl.Client], **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Plots of one run or several: a metric and the bytes of messages, by round.
+"""Plots of one run or several: a metric and the bytes of messages, by round or by time.
 
 Called by users and by `fl plot`. Reads reports, or files of fl.JsonLines. Imports matplotlib when it draws; needs no
 display.
@@ -24,18 +24,29 @@ if TYPE_CHECKING:
 
 Run: TypeAlias = "str | os.PathLike[str] | Iterable[RoundReport]"
 _NO_MARKUP: Any = {"parse_math": False, "usetex": False}  # clients choose the names of metrics
+_LABELS = {"round": "round", "seconds": "time in seconds"}
 _Rounds: TypeAlias = Sequence[Mapping[str, Any]]  # each as fl.callbacks.jsonl.record returns it
 
 
-def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.PathLike[str] | None = None) -> Figure:
-    """Draw a metric and the bytes by round, and return the figure.
+def rounds(
+    runs: Mapping[str, Run],
+    *,
+    metric: str | None = None,
+    by: str = "round",
+    out: str | os.PathLike[str] | None = None,
+) -> Figure:
+    """Draw a metric and the bytes by round or by time, and return the figure.
 
     runs:   files of fl.JsonLines, or reports, by the name of the run in the legend.
     metric: a name of the evaluation or, if no evaluation of these runs has it, of training. None: the first name found.
+    by:     "round", or "seconds": of all rounds since the first one, also of those that did not count.
     out:    a file to write, as PNG, SVG or PDF by its suffix; its folder must exist.
 
-    Raises ValueError if no round has the metric or a file has no round; OSError if a file cannot be read or written.
+    Raises ValueError for another `by`, if no round has the metric, or a file has no round; OSError if a file cannot be
+    read or written.
     """
+    if by not in _LABELS:
+        raise ValueError(f"by: {by!r}; expected {' or '.join(_LABELS)}")
     rounds_of = {name: _rounds_of(run) for name, run in runs.items()}
     kind, name = _metric(rounds_of, metric)
     try:
@@ -46,8 +57,8 @@ def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.
     figure = Figure(figsize=(7, 6), layout="constrained")
     FigureCanvasAgg(figure)  # needs no display, whatever MPLBACKEND is
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-    _draw_metric(upper, rounds_of, kind, name)
-    _draw_bytes(lower, rounds_of)
+    _draw_metric(upper, rounds_of, kind, name, by)
+    _draw_bytes(lower, rounds_of, by)
     if out is not None:
         path = Path(out).resolve()
         with replacing(path, 0o666) as file:  # less the umask
@@ -82,9 +93,14 @@ def _value(value: float | list[Any] | None) -> float:
     return math.nan if value is None or isinstance(value, list) else value
 
 
-def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], kind: str, name: str) -> None:
+def _places(rounds: _Rounds, by: str) -> list[float]:
+    """Return where on the x axis rounds are: each at its end."""
+    return [r["round"] for r in rounds] if by == "round" else [*itertools.accumulate(r["seconds"] for r in rounds)]
+
+
+def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], kind: str, name: str, by: str) -> None:
     for each in runs.values():
-        axes.plot([r["round"] for r in each], [_value(r[kind].get(name)) for r in each], marker="o", markersize=3)
+        axes.plot(_places(each, by), [_value(r[kind].get(name)) for r in each], marker="o", markersize=3)
     axes.set_ylabel(printable(name), **_NO_MARKUP)
     axes.grid(alpha=0.3)
     if len(runs) > 1:
@@ -92,15 +108,15 @@ def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], kind: str, name: str) 
             text.set(**_NO_MARKUP)
 
 
-def _draw_bytes(axes: Axes, runs: Mapping[str, _Rounds]) -> None:
+def _draw_bytes(axes: Axes, runs: Mapping[str, _Rounds], by: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for index, each in enumerate(runs.values()):
-        numbers, colour = [round["round"] for round in each], f"C{index}"
+        places, colour = _places(each, by), f"C{index}"
         for kind, style in (("in", "-"), ("out", "--")):
             megabytes = [round[f"bytes_{kind}"] / 1e6 for round in each]
-            axes.plot(numbers, megabytes, style, color=colour, label=kind if index == 0 else None)
-    axes.set(xlabel="round", ylabel="MB a round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.plot(places, megabytes, style, color=colour, label=kind if index == 0 else None)
+    axes.set(xlabel=_LABELS[by], ylabel="MB a round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=by == "round"))
     axes.grid(alpha=0.3)
     axes.legend()

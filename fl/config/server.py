@@ -150,7 +150,8 @@ class Config:
         if best:
             best["path"] = _simulated(best["path"])
         patience = replace(self.settings.get("patience", fl.Patience()), void_pause=0.0)  # nothing would change in it
-        settings = {**self.settings, "patience": patience}
+        settings = {name: value for name, value in self.settings.items() if name not in ("memory_limit", "wait")}
+        settings["patience"] = patience
         return replace(self, settings=settings, save=_simulated(self.save), save_best=best, callbacks=callbacks)
 
     def initial_model(self) -> Mapping[str, Any]:

@@ -152,7 +152,6 @@ def simulate(
     check_settings(settings, clients)
     own = checked_callbacks(settings.pop("callbacks", ()))
     settings |= {"strategy": strategy, "callbacks": [*own, *shown(progress, own)]}
-    log.info("simulating %d clients, with seed %d", len(clients), seed)
     made: AbstractContextManager[Server | VirtualServer]
     make: Callable[[ChunkWorker], AbstractContextManager[Engine]]
     if engine == "network":
@@ -169,6 +168,7 @@ def simulate(
     reports: list[RoundReport] = []
     measured: list[Any] = []
     with made as server:
+        log.info("simulating %d clients, with seed %d", len(clients), seed)
         for report in server.rounds(rounds):
             reports.append(report)
             _raise_if_hopeless(report, FailureKind.INVALID, *([] if devices else [FailureKind.LOST]))

@@ -528,11 +528,31 @@ def test_simulate_runs_the_rounds_of_a_file(tmp_path: Path) -> None:
     arguments = ["--train", "tests.fl.test_main:train", "--clients", "3", "--processes", "1", "--seed", "5"]
     done = run("simulate", str(path), *arguments)
     assert done.returncode == 0, done.stderr
-    assert "simulating 3 clients in 1 processes, with seed 5" in done.stderr
+    assert "simulating 3 clients, with seed 5" in done.stderr
     evaluations = [{"server_sum": 6.0 * number} for number in (1, 2, 3)]
     assert [each["evaluation"] for each in read(tmp_path / "simulated-rounds.jsonl")] == evaluations
     assert w(tmp_path / "simulated-model.npz") == [6, 6, 6]
     assert not [name for name in ("rounds.jsonl", "model.npz", "federation.ckpt") if (tmp_path / name).exists()]
+
+
+def test_simulate_has_engines_and_devices(tmp_path: Path) -> None:
+    more = "[strategy]\nconfig = { step = 2.0 }"
+    path, devices = write(tmp_path, server="memory_limit = 1_000_000_000", more=more), tmp_path / "devices.csv"
+    devices.write_text("seconds\n1\n5\n")
+    arguments = ["simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "2"]
+    assert call(*arguments, "--devices", str(devices)).returncode == 0
+    assert [each["seconds"] for each in read(tmp_path / "simulated-rounds.jsonl")] == [5, 5, 5]
+    done = call("plot", str(tmp_path / "simulated-rounds.jsonl"), "--by", "seconds", "--out", str(tmp_path / "a.png"))
+    assert done.returncode == 0, done.stderr
+    assert call(*arguments, "--engine", "network").returncode == 0
+    for more, said in (
+        (["--engine", "dask"], "engine: 'dask'; expected 'processes' or 'ray' or 'network'"),
+        (["--devices", str(tmp_path / "none.csv")], "none.csv': No such file or directory; expected a CSV file"),
+        (["--address", "auto"], "address: 'auto'; expected None, or engine='ray'"),
+    ):
+        done = call(*arguments, *more)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert said in done.stderr
 
 
 def evaluate(model: Mapping[str, Any], config: Mapping[str, Any]) -> fl.Report:

@@ -64,6 +64,15 @@ def test_run_is_drawn_with_metric_and_bytes() -> None:
     assert upper.get_legend() is None
 
 
+def test_time_is_the_sum_of_all_rounds_and_void_ones() -> None:
+    run = reports(0.5, 0.75, 0.8, seconds=2.5)
+    upper, lower = plots.rounds({"run": run}, by="seconds").axes
+    assert drawn(upper) == [([2.5, 5, 7.5], [0.5, 0.75, 0.8])]
+    assert lower.get_xlabel() == "time in seconds"
+    with pytest.raises(ValueError, match="by: 'hours'; expected round or seconds"):
+        plots.rounds({"run": run}, by="hours")
+
+
 def test_reports_and_json_lines_are_drawn_together(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     for report in reports(0.25, 0.5, 0.75):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -103,3 +105,74 @@ def test_common_options_are_accepted(name: str) -> None:
     assert len(strategy.select(1, IDS)) == 3
     assert strategy.config(1)["rate"] == 0.1
     assert strategy.compression == fl.Compression("int8")
+
+
+@every_strategy
+def test_partials_of_two_workers_are_a_round_of_one(name: str) -> None:
+    """The order of sums changes the rounding only. A strategy that needs each update says so."""
+    one, here, workers = begun(name), begun(name), [begun(name), begun(name)]
+    if not one.merges:
+        with pytest.raises(NotImplementedError, match=f"{name} has no"):
+            one.merge(one.partial())
+        return
+    for each in (one, here, *workers):
+        each.select(1, IDS)
+    for seed in range(8):
+        one.fold(START, update(seed), client=IDS[0])
+        workers[seed // 5].fold(START, update(seed), client=IDS[0])
+    for worker in workers:
+        here.merge(pickle.loads(pickle.dumps(worker.partial())))
+    here.merge(workers[0].partial())  # nothing: a partial begins anew
+    expected, found = one.finish(START, number=1), here.finish(START, number=1)
+    for key in START:
+        assert np.asarray(found[key]) == pytest.approx(np.asarray(expected[key]), rel=1e-6, abs=1e-6), key
+
+
+@every_strategy
+def test_partial_of_another_model_is_refused_without_a_trace(name: str) -> None:
+    strategy, worker = begun(name), begun(name)
+    if not strategy.merges:
+        return
+    fold(worker, 3)
+    for broken in broken_partials(worker.partial()):
+        with pytest.raises(fl.InvalidUpdate):
+            strategy.merge(broken)
+    assert round(strategy) == round(begun(name))
+
+
+def broken_partials(partial: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    mean = partial.get("mean", partial)
+    for key, wrong in (
+        ("values", {**mean["values"], "b": np.zeros(4)}),
+        ("values", {**mean["values"], "b": np.full(3, np.nan)}),
+        ("values", {"w": mean["values"]["w"]}),
+        ("bases", {"b": np.zeros(3)}),
+        ("weight", -1.0),
+        ("weight", "1"),
+    ):
+        broken = {**mean, key: wrong}
+        yield {**partial, "mean": broken} if "mean" in partial else broken
+
+
+@every_strategy
+def test_strategy_can_be_pickled(name: str) -> None:
+    """A worker that is spawned gets it so."""
+    strategy = pickle.loads(pickle.dumps(STRATEGIES[name]()))
+    strategy.begin(START)
+    assert round(strategy) == round(begun(name))
+
+
+def test_subclass_that_overrides_fold_alone_gets_each_update() -> None:
+    class Folds(fl.FedAvg):
+        def fold(self, *arguments: Any, **options: Any) -> None:
+            super().fold(*arguments, **options)
+
+    class Merges(Folds):
+        def merge(self, partial: Any) -> None:
+            super().merge(partial)
+
+    class Config(fl.FedAvg):
+        def config(self, number: int) -> Any:
+            return {"rate": 1 / number}
+
+    assert [kind().merges for kind in (Folds, Merges, Config)] == [False, True, True]
