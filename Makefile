@@ -5,7 +5,7 @@ RUN = .venv/bin/python
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools broker demo test unit other flower faults fuzz soak check docs pictures bench bench-federation wheel wheel-aarch64 bundle test-aarch64 clean
+.PHONY: setup tools broker demo test unit other flower faults fuzz soak check docs pictures bench bench-federation bench-simulation wheel wheel-aarch64 bundle test-aarch64 clean
 
 # PROTOCOL of `make demo`: tcp, mqtt, grpc or shm. SECONDS of `make soak`; SEED=… repeats the faults of a run.
 PROTOCOL ?= tcp
@@ -90,6 +90,14 @@ bench: .venv/bench broker
 
 bench-federation: .venv-flower
 	.venv-flower/bin/python -m benchmarks.federation
+
+# pfl-research has an environment of its own, too.
+.venv-pfl: constraints.txt
+	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt torch scikit-learn 'pfl==0.6.0' && touch $@
+
+bench-simulation: .venv-flower .venv-pfl
+	NETQ_BENCH_PFL=$(CURDIR)/.venv-pfl/bin/python .venv-flower/bin/python -m benchmarks.simulation
 
 # One wheel for Python 3.11 and later. Files of an older build would get into it.
 BUILT = build/bdist.* build/lib* build/temp.*

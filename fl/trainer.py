@@ -104,7 +104,8 @@ class Trainer:
             return f"this client has no function to {purpose}"
         expected: type[Update | Report] = Update if purpose == "train" else Report
         try:
-            packs, like = self._packing.packs(task), specs_of(task.model)
+            packs = self._packing.packs(task)
+            like = specs_of(task.model) if self._warns else None
             start = copied(of_role(task.model, task.roles, "trained")) if packs else {}
             constants = copied(of_role(task.model, task.roles, "constant"))
             state, local = dict(self.state), copied(of_role(self.local, task.roles, "local"))
@@ -119,7 +120,7 @@ class Trainer:
                 specs_of(local)  # it can be kept
                 local = copied(local)
                 model = _without(content.model, local, constants)
-                if self._warns:
+                if like is not None:
                     _warn_if_unlike(what, model, task.roles, like)
                 if packs:
                     trained = of_role(model, task.roles, "trained")

@@ -27,7 +27,7 @@ def _train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
 
-def timed(kind: Any, **options: Any) -> Strategy:
+def timed(kind: Any, clock: work.Clock, **options: Any) -> Strategy:
     """Return a strategy of a kind that records when its rounds end."""
 
     class Timed(kind):
@@ -47,7 +47,7 @@ def _main(grid: Grid, context: Context) -> None:
         import fl.flower
 
         kind = fl.flower.FedAvg
-    strategy = timed(kind, **options)
+    strategy = timed(kind, clock, **options)
     start = ArrayRecord({name: Array(array) for name, array in work.model().items()})
     result = strategy.start(grid, start, num_rounds=work.ROUNDS, timeout=600)
     work.report(clock.figures(float(result.arrays["layer0"].numpy()[0])))

@@ -100,9 +100,10 @@ class Accumulator:
 
         Each tensor is read twice, and a packed update decodes it twice. Keeping it would need the memory of a model.
         """
-        for name, source in sources(model, self.specs):
+        found = list(sources(model, self.specs)) if type(model) is dict else None  # else it may be packed
+        for name, source in found or sources(model, self.specs):
             check_finite(name, source, self.scratch)
-        return sources(model, self.specs)
+        return iter(found or sources(model, self.specs))
 
     def blocks(self, model: Model) -> Iterator[Block]:
         """Yield the accumulator and `model` side by side, block by block, without integer and bool tensors."""

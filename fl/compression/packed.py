@@ -167,6 +167,11 @@ class Unpacked(Mapping[str, Any]):
         return len(self._model)
 
 
+def unpacked(model: dict[str, Any], start: Model, *, deltas: bool) -> Mapping[str, Any]:
+    """Return an update whose tensors are not packed: the same, if none of them is. Arguments, errors: see Unpacked."""
+    return Unpacked(model, start, deltas=deltas) if any(isinstance(each, Packed) for each in model.values()) else model
+
+
 def zstandard() -> Any:
     """Return the library. Raises ImportError, which names the package to install."""
     try:

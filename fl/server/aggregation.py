@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fl.aggregation.statistics import Statistics
-from fl.compression.packed import Packed, Unpacked
+from fl.compression.packed import Packed, unpacked
 from fl.errors import InvalidUpdate
 from fl.messages import Update, with_fields
 from fl.report import ClientFailure, FailureKind
@@ -55,7 +55,7 @@ class Aggregation:
         """
         found = self._without_constants(model, update.model)
         start = self._part(model)
-        trained = Unpacked({name: found[name] for name in start}, start, deltas=self._strategy.deltas)
+        trained = unpacked({name: found[name] for name in start}, start, deltas=self._strategy.deltas)
         statistics = self._statistics.read(model, found)
         weight = update.num_examples * self._strategy.discount(staleness)
         self._strategy.fold(start, with_fields(update, model=trained), client=client, staleness=staleness)

@@ -33,6 +33,7 @@ from fl.simulation.kept import Kept
 from fl.status import ClientStatus, Stage
 from fl.trainer import Train
 
+_CHUNKS = 16  # at least, of a round with as many clients: so workers have as much to do
 _SHOWN = 1000  # clients of which `status` says where they stand
 _STAGES = {ClientState.TRAINING: Stage.TRAINING, ClientState.DONE: Stage.DONE, ClientState.FAILED: Stage.FAILED}
 
@@ -70,7 +71,8 @@ class Population:
 
     def _chunks(self, task: Task, clients: Sequence[int]) -> Iterator[Chunk]:
         """Divide clients into chunks. Their size depends on the number of clients only, and so does the rounding."""
-        size, calls = max(1, math.isqrt(len(clients)) // 2), self._calls[task.job.purpose]
+        size = max(1, min(math.isqrt(len(clients)), len(clients) // _CHUNKS))
+        calls = self._calls[task.job.purpose]
         for start in range(0, len(clients), size):
             part = clients[start : start + size]
             calls[part] += 1

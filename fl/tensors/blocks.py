@@ -48,6 +48,9 @@ class Source:
         """Yield the elements in C order, a block at a time. A block is valid until the next one."""
         if self.bits.size == 0:
             return
+        if self.bits.size <= BLOCK and self.bits.flags.c_contiguous and self.bits.dtype.isnative:
+            yield self._widen(self.bits.reshape(-1), scratch.wide)
+            return
         blocks: Any = np.nditer(self.bits, ["external_loop", "buffered"], ["readonly"], order="C", buffersize=BLOCK)
         for block in blocks:
             yield self._widen(block, scratch.wide)

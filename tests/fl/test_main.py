@@ -542,7 +542,7 @@ def test_simulate_has_engines_and_devices(tmp_path: Path) -> None:
     arguments = ["simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "2"]
     assert call(*arguments, "--devices", str(devices)).returncode == 0
     assert [each["seconds"] for each in read(tmp_path / "simulated-rounds.jsonl")] == [5, 5, 5]
-    done = call("plot", str(tmp_path / "simulated-rounds.jsonl"), "--by", "seconds", "--out", str(tmp_path / "a.png"))
+    done = run("plot", str(tmp_path / "simulated-rounds.jsonl"), "--by", "seconds", "--out", str(tmp_path / "a.png"))
     assert done.returncode == 0, done.stderr
     assert call(*arguments, "--engine", "network").returncode == 0
     for more, said in (
