@@ -79,7 +79,14 @@ def stage() -> Iterator[Stage]:
     """Yield a stage for a with statement; remove everything at its end."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=_SHARED if _SHARED.is_dir() else None))
+        stack.callback(_remove_segments, Path(folder).name)
         yield Stage(Path(folder), stack)
+
+
+def _remove_segments(prefix: str) -> None:
+    """Remove the shared memory of a peer whose names begin with that of the folder, and an underscore."""
+    for segment in _SHARED.glob(f"{prefix}_*"):
+        segment.unlink()
 
 
 def measure(peer: Peer, task: Task, stage: Stage) -> Sample:

@@ -66,6 +66,14 @@ def test_peer_delivers_every_array(name: str, place: Stage) -> None:
     assert sample.task.messages == 5
 
 
+def test_shared_memory_of_killed_peers_is_removed() -> None:
+    with stage() as place:
+        left = Path("/dev/shm", f"{place.folder.name}_left.data")
+        left.write_bytes(b"left")
+    assert not left.exists()
+    assert not place.folder.exists()
+
+
 def test_every_round_trip_is_timed(place: Stage) -> None:
     sample = measure(PEERS["raw"], Task("echo", "object", 4, 20, warm=1, reply=1024), place)
     assert len(sample.client["times"]) == 20
