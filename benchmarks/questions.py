@@ -64,7 +64,7 @@ _BYTES = "throughput cpu extra resident"
 _AIO = ("netq aio", "netq aio uvloop")
 _PROTOCOLS = ("asyncio protocols", "asyncio buffered")
 _LOOPS = ("asyncio streams", *_PROTOCOLS, "asyncio sockets", "uvloop", "tornado", "curio")
-_STREAMS = ("netq tcp", "raw", "raw sliced", "pyzmq", "multiprocessing", "gloo")
+_STREAMS = ("netq tcp", "raw", "raw sliced", "pyzmq", "zenoh", "multiprocessing", "gloo")
 _STREAM_GOALS = (
     Goal("throughput", "netq tcp", ("raw",), at_least=0.85),
     Goal("throughput", "netq tcp", ("pyzmq",), at_least=1.3),
@@ -88,7 +88,15 @@ _RING = Task("sweep", "array", MIB, 1, seconds=0.1, smallest=4, step=2)
 _RINGS = ("netq ring socket", "netq ring socket waiting", "netq ring", "raw", "unix socket", "pipes")
 
 QUESTIONS = (
-    Question("sweep-tcp", "TCP", _SWEEP, _BY_SIZE, ("netq tcp", "raw", "raw sliced", "pyzmq"), page=BY_SIZE),
+    Question(
+        "sweep-tcp",
+        "TCP",
+        _SWEEP,
+        _BY_SIZE,
+        ("netq tcp", "raw", "raw sliced", "pyzmq", "zenoh"),
+        note="zenoh's shared memory is off. It takes no arrays: they are copied into bytes first.",
+        page=BY_SIZE,
+    ),
     Question(
         "sweep-shm",
         "Shared memory",
@@ -136,7 +144,7 @@ QUESTIONS = (
         "TCP, round trip of an object of 64 bytes",
         Task("echo", "object", 64, 10_000, warm=500),
         "p50 p99 cpu_message",
-        ("netq tcp", *_AIO, "raw", "pyzmq", "multiprocessing", *_LOOPS),
+        ("netq tcp", *_AIO, "raw", "pyzmq", "zenoh", "multiprocessing", *_LOOPS),
         (
             *(
                 Goal(figure, "netq tcp", (other,), at_most=most)
@@ -145,14 +153,14 @@ QUESTIONS = (
             ),
             *(Goal("p50", "netq aio", (other,), at_most=1.3) for other in _PROTOCOLS),
         ),
-        "The event loops' peers send bytes behind their length; netq, pyzmq and multiprocessing pickle.",
+        "The event loops' peers send bytes behind their length; netq, pyzmq, zenoh and multiprocessing pickle.",
     ),
     Question(
         "tcp-64b",
         "TCP, one way, objects of 64 bytes",
         Task("one_way", "object", 64, 100_000, warm=5000),
         "messages cpu_message resident",
-        ("netq tcp", "netq tcp pure", "raw", "pyzmq", "multiprocessing", "net-queue tcp"),
+        ("netq tcp", "netq tcp pure", "raw", "pyzmq", "zenoh", "multiprocessing", "net-queue tcp"),
         (
             Goal("messages", "netq tcp", ("pyzmq",), at_least=1.0),
             Goal("messages", "netq tcp pure", at_least=300_000),
@@ -252,7 +260,7 @@ QUESTIONS = (
         "Extra memory for one array of 128 MiB",
         Task("one_way", "array", 128 * MIB, 1),
         "extra resident throughput",
-        (*_TRANSPORTS, "raw", "pyzmq"),
+        (*_TRANSPORTS, "raw", "pyzmq", "zenoh"),
         tuple(Goal("extra", name, at_most=1.25) for name in _TRANSPORTS),
         "The first and only one: nothing is warm, and its memory is fresh. The sender's own array is not counted.",
     ),
@@ -261,7 +269,7 @@ QUESTIONS = (
         "Latency by rate",
         Task("curve", "object", 64, 1, seconds=0.5),
         "",
-        ("netq tcp", "netq grpc", *_GRPCIO, "pyzmq aio", "asyncio streams"),
+        ("netq tcp", "netq grpc", *_GRPCIO, "pyzmq aio", "zenoh", "asyncio streams"),
         page=LOAD,
     ),
     Question("ring", "The ring socket", _RING, "p50 p99 p99.9 throughput", _RINGS, page=""),

@@ -127,6 +127,7 @@ PEERS = {
         Peer("raw pyOpenSSL", "rawtls", _OPENSSL, variant="openssl", tls=True),
         Peer("pyzmq", "pyzmq", _ZMQ),
         Peer("pyzmq aio", "pyzmq", _ZMQ, variant="aio", loop="asyncio"),
+        Peer("zenoh", "zenoh_", (("zenoh", "eclipse-zenoh"),)),
         Peer("pipes", "pipe"),
         Peer("unix socket", "raw", variant="unix"),
         Peer("shared_memory", "shared_memory"),
