@@ -34,8 +34,8 @@ the first send, of the side with more; some 6 MiB of the peak memory of every pr
 calls of each peer are coroutines, which costs each call some 0.15 µs, also where they block. The first message of the
 warm-up is compared byte for byte. Each peer is used in the fastest way that its own documents recommend; its module in
 `benchmarks/peers` links to them. zenoh's shared memory is off, because its rows are about TCP; it takes no arrays, so
-they are copied into bytes first. The reasons for missed goals are in
-[performance.md](../explanation/performance.md).
+they are copied into bytes first. iceoryx2 copies a message once, into shared memory, where its receiver reads it. The
+reasons for missed goals are in [performance.md](../explanation/performance.md).
 
 Machine: {machine}. Peers: {peers}.
 

@@ -102,10 +102,11 @@ QUESTIONS = (
         "Shared memory",
         _SWEEP,
         _BY_SIZE,
-        ("netq shm", "netq ring socket", "pipes", "unix socket", "shared_memory"),
+        ("netq shm", "netq ring socket", "pipes", "unix socket", "shared_memory", "iceoryx2"),
         note="All on one machine. pipes: two named pipes with 1 MiB each. unix socket: a stream socket, as of "
         "socketpair. shared_memory: multiprocessing.shared_memory, with two slots each way; a token in a Unix socket "
-        "says that a slot is full, another that it is free. Its receiver reads the message in the slot.",
+        "says that a slot is full, another that it is free. Its receiver reads the message in the slot. iceoryx2: "
+        "publish-subscribe with 64 slots each way, which its receiver reads in place; an event follows each message.",
         page=BY_SIZE,
     ),
     Question(
@@ -221,24 +222,25 @@ QUESTIONS = (
         "Shared memory: the ring alone, round trip 4 → 1024 bytes",
         Task("echo", "object", 4, 50_000, warm=5000, reply=1024),
         "p50 p99 cpu_message",
-        ("netq ring", "raw"),
+        ("netq ring", "raw", "iceoryx2 polling"),
         (Goal("p50", "netq ring", ("raw",), at_most=0.1),),
-        "The ring's two sides spin; the sockets wait in the kernel.",
+        "The two sides of the ring spin, and so do those of iceoryx2; the sockets wait in the kernel.",
     ),
     Question(
         "shm-round-trip",
         "Shared memory: round trip of an object of 64 bytes",
         Task("echo", "object", 64, 10_000, warm=500),
         "p50 p99 cpu_message",
-        ("netq shm", "netq tcp"),
+        ("netq shm", "netq tcp", "iceoryx2"),
         (Goal("p50", "netq shm", ("netq tcp",), at_most=1 / 3),),
+        "iceoryx2 pickles, as netq does, and wakes its receiver by events.",
     ),
     Question(
         "shm-128mib",
         "Shared memory: one way, arrays of 128 MiB",
         Task("one_way", "array", 128 * MIB, 12, warm=2),
         _BYTES,
-        ("netq shm", "raw", "raw sliced", "netq tcp"),
+        ("netq shm", "raw", "raw sliced", "netq tcp", "iceoryx2"),
         (Goal("throughput", "netq shm", ("raw",), at_least=2.0),),
     ),
     Question(

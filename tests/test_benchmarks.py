@@ -59,7 +59,9 @@ def test_peer_sends_every_message_back(name: str, place: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["netq tcp", "netq aio into", "pyzmq", "zenoh", "multiprocessing", "grpcio aio"])
+@pytest.mark.parametrize(
+    "name", ["netq tcp", "netq aio into", "pyzmq", "zenoh", "multiprocessing", "iceoryx2", "grpcio aio"]
+)
 def test_peer_delivers_every_array(name: str, place: Stage) -> None:
     sample = measure(present(name), ONE_WAY, place)
     assert sample.seconds > 0

@@ -93,6 +93,7 @@ def _ask(python: str, code: str) -> str | None:
 _TLS = (("cryptography", "cryptography"),)
 _OPENSSL = (("OpenSSL", "pyOpenSSL"), ("service_identity", "service-identity"), *_TLS)
 _GRPC = (("grpc", "grpcio"),)
+_ICEORYX2 = (("iceoryx2", "iceoryx2"),)
 _PAHO = (("paho", "paho-mqtt"),)
 _UVLOOP = (("uvloop", "uvloop"),)
 _ZMQ = (("zmq", "pyzmq"),)
@@ -131,6 +132,8 @@ PEERS = {
         Peer("pipes", "pipe"),
         Peer("unix socket", "raw", variant="unix"),
         Peer("shared_memory", "shared_memory"),
+        Peer("iceoryx2", "iceoryx2_", _ICEORYX2),
+        Peer("iceoryx2 polling", "iceoryx2_", _ICEORYX2, variant="polling"),
         Peer("multiprocessing", "multiprocessing_connection"),
         Peer("asyncio streams", "asyncio_streams", loop="asyncio"),
         Peer("asyncio protocols", "asyncio_protocols", loop="asyncio"),
