@@ -536,14 +536,14 @@ def test_simulate_runs_the_rounds_of_a_file(tmp_path: Path) -> None:
 
 
 def test_simulate_has_engines_and_devices(tmp_path: Path) -> None:
-    more = "[strategy]\nconfig = { step = 2.0 }"
-    path, devices = write(tmp_path, server="memory_limit = 1_000_000_000", more=more), tmp_path / "devices.csv"
+    strategy = "[strategy]\nconfig = { step = 2.0 }"
+    path, devices = write(tmp_path, server="memory_limit = 1_000_000_000", more=strategy), tmp_path / "devices.csv"
     devices.write_text("seconds\n1\n5\n")
     arguments = ["simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "2"]
     assert call(*arguments, "--devices", str(devices)).returncode == 0
     assert [each["seconds"] for each in read(tmp_path / "simulated-rounds.jsonl")] == [5, 5, 5]
-    done = run("plot", str(tmp_path / "simulated-rounds.jsonl"), "--by", "seconds", "--out", str(tmp_path / "a.png"))
-    assert done.returncode == 0, done.stderr
+    drawn = run("plot", str(tmp_path / "simulated-rounds.jsonl"), "--by", "seconds", "--out", str(tmp_path / "a.png"))
+    assert drawn.returncode == 0, drawn.stderr
     assert call(*arguments, "--engine", "network").returncode == 0
     for more, said in (
         (["--engine", "dask"], "engine: 'dask'; expected 'processes' or 'ray' or 'network'"),
