@@ -29,19 +29,23 @@ def indices(client: int) -> NDArray[np.int64]:
 
 
 def step(weights: NDArray[np.float32], bias: NDArray[np.float32], client: int) -> None:
-    """Train for one step of gradient descent, in place."""
-    mine = indices(client)
-    images, answers = IMAGES[mine], ANSWERS[mine]
+    """Train a client for one step of gradient descent, in place."""
+    descend(weights, bias, indices(client), RATE)
+
+
+def descend(weights: NDArray[np.float32], bias: NDArray[np.float32], examples: NDArray[np.int64], rate: float) -> None:
+    """Take one step of gradient descent with some digits, in place."""
+    images, answers = IMAGES[examples], ANSWERS[examples]
     scores = images @ weights + bias
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=1, keepdims=True)
-    scores[np.arange(EXAMPLES), answers] -= 1
-    scores /= EXAMPLES
-    weights -= RATE * (images.T @ scores)
-    bias -= RATE * scores.sum(axis=0)
+    scores[np.arange(len(examples)), answers] -= 1
+    scores /= len(examples)
+    weights -= rate * (images.T @ scores)
+    bias -= rate * scores.sum(axis=0)
 
 
-def accuracy(weights: NDArray[np.float32], bias: NDArray[np.float32]) -> float:
-    """Return the share of all digits that a model gets right."""
-    return float((np.argmax(IMAGES @ weights + bias, axis=1) == ANSWERS).mean())
+def accuracy(weights: NDArray[np.float32], bias: NDArray[np.float32], digits: slice = slice(None)) -> float:
+    """Return the share of some digits that a model gets right; by default of all."""
+    return float((np.argmax(IMAGES[digits] @ weights + bias, axis=1) == ANSWERS[digits]).mean())
