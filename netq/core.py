@@ -227,7 +227,7 @@ class Communicator:
     @property
     def connected(self) -> bool:
         """Whether there is a connection to a peer, if only in its handshake. A client has one peer, its server."""
-        return any(peer.link is not None for peer in self._endpoint.peers.values())
+        return any(peer.link is not None for peer in self._endpoint.every_peer())
 
     @property
     def forked(self) -> bool:
@@ -451,13 +451,28 @@ class Communicator:
             by_id = self._peers_by_id()
             wanted = [peer for id in dict.fromkeys(peers) if (peer := by_id.get(id)) is not None]
         else:
-            wanted = [peer for peer in self._endpoint.peers.values() if peer.id is not None]
+            wanted = [peer for peer in self._endpoint.every_peer() if peer.id is not None]
         figures: dict[Peer, Statistics] = {}
         for loop in self._endpoint.loops:
             own = [peer for peer in wanted if peer.loop is loop]
             for first in range(0, len(own), _AT_ONCE):
                 figures |= loop.ask(_figures, own[first : first + _AT_ONCE])
         return {peer.id: figures[peer] for peer in wanted if peer.id is not None and not peer.over}
+
+    def absences(self, *peers: uuid.UUID) -> dict[uuid.UUID, float]:
+        """Return for how many seconds each of `peers` with a session has had no connection: 0 while it is connected.
+
+        Without `peers`, of each that has a session. Never waits. With thousands of clients this costs a small part of
+        what `statistics` costs.
+        """
+        _check_ids("absences", peers)
+        self._baton.check_not_forked("absences()")
+        if peers:
+            by_id = self._peers_by_id()
+            found = [peer for id in dict.fromkeys(peers) if (peer := by_id.get(id)) is not None]
+        else:
+            found = self._endpoint.every_peer()
+        return {id: peer.absent for peer in found if (id := peer.id) is not None and not peer.over}
 
     def __del__(self) -> None:
         endpoint = getattr(self, "_endpoint", None)  # None: the constructor has raised
@@ -477,17 +492,20 @@ class Communicator:
         self._close(None if error is None else self.options.connection.linger, kept=True)
 
     def _targets(self, peers: tuple[uuid.UUID, ...]) -> list[tuple[uuid.UUID | None, Peer | None]]:
-        table, is_server = self._endpoint.peers, self._endpoint.is_server
+        is_server = self._endpoint.is_server
         if not peers:
-            found: list[tuple[uuid.UUID | None, Peer | None]] = [(p.id, p) for p in table.values() if p.open]
+            found: list[tuple[uuid.UUID | None, Peer | None]] = [
+                (p.id, p) for p in self._endpoint.every_peer() if p.open
+            ]
             return found if found or (is_server and not self._endpoint.closing) else [(None, None)]
         _check_ids("put", peers)
         by_id = self._peers_by_id()
         return [(id, by_id.get(id)) for id in peers]
 
     def _peers_by_id(self) -> Mapping[uuid.UUID | None, Peer]:
-        table = self._endpoint.peers
-        return table if self._endpoint.is_server else {peer.id: peer for peer in table.values()}
+        if self._endpoint.is_server:
+            return self._endpoint.peers
+        return {peer.id: peer for peer in self._endpoint.every_peer()}
 
     def _delivery(
         self,

@@ -82,6 +82,11 @@ class Front(ABC):
         self._check_here("resume")
         self._core.resume(peer)
 
+    def absences(self, *peers: uuid.UUID) -> dict[uuid.UUID, float]:
+        """As netq.Communicator.absences."""
+        self._check_here("absences")
+        return self._core.absences(*peers)
+
     @abstractmethod
     async def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
         """Wait for the next message of any of `peers`, and return it."""

@@ -3,7 +3,7 @@
 netq/core.py makes and drives it. Transports and links call it as their LinkListener (netq/runtime/link.py), peers as
 their PeerListener (netq/runtime/peer.py), each in the thread of its loop. Each peer belongs to one loop, and only that
 loop touches its session. The table of peers, the transport, and links that have not finished the handshake belong to
-the first loop, `home`. The table is replaced, never changed, so any thread may read it.
+the first loop, `home`, which alone changes the table. Any thread may look a peer up, and gets all by `every_peer`.
 """
 
 from __future__ import annotations
@@ -129,6 +129,10 @@ class Endpoint:
 
     # For the communicator, in any thread.
 
+    def every_peer(self) -> list[Peer]:
+        """Return the peers."""
+        return list(self.peers.values())  # one step of the interpreter: the table does not change meanwhile
+
     def close(self, timeout: float | None, *, kept: bool) -> int:
         """Let each peer finish within `timeout`, then end everything. Return how many messages were not delivered.
 
@@ -193,7 +197,7 @@ class Endpoint:
     def begin_to_close(self, timeout: float | None) -> None:
         """Let each peer finish. In the first loop; `timeout` is how long the caller waits for that."""
         self.closing = self.undelivered.closing = True
-        for peer in self.peers.values() if timeout != 0 else ():
+        for peer in self.every_peer() if timeout != 0 else ():
             peer.loop.call(peer.finish, timeout)
         if not self.peers:
             self._finish_closing()
@@ -202,20 +206,20 @@ class Endpoint:
 
     def _abort(self, loop: Loop) -> None:
         """End the peers of this loop at once."""
-        for peer in self.peers.values():
+        for peer in self.every_peer():
             if peer.loop is loop:
                 peer.abort(Closed(peer.id, "closed before all was delivered"))
 
     def _explain(self, timeout: float | None) -> None:
         """Log why closing takes so long."""
-        if absent := [peer.id for peer in self.peers.values() if peer.link is None and not peer.over]:
+        if absent := [peer.id for peer in self.every_peer() if peer.link is None and not peer.over]:
             log.warning(
                 "%s%s: not connected; closing waits up to %s for their return",
                 absent[0],
                 f" and {len(absent) - 1:,} other client{'s' * (len(absent) > 2)}" if len(absent) > 1 else "",
                 longest_wait(self.options.connection, timeout),
             )
-        if connected := sum(peer.link is not None for peer in self.peers.values()):
+        if connected := sum(peer.link is not None for peer in self.every_peer()):
             log.warning(
                 "closing waits%s for %d client%s to disconnect; without a `get` in another thread it takes no more "
                 "than `window` and `memory` allow%s",
@@ -429,9 +433,9 @@ class Endpoint:
 
     def _watch_stalls(self, loop: Loop) -> None:
         """Say in the log why messages do not come."""
-        self._full[loop].look(self.peers.values())
+        self._full[loop].look(self.every_peer())
         if loop is self.home:
-            loop.baton.defer(self._absent.look, self.peers)
+            loop.baton.defer(self._absent.look, self.every_peer())
         loop.at(time.monotonic() + PERIOD, self._watch_stalls, loop)
 
     def _watch_revocations(self) -> None:
@@ -440,7 +444,7 @@ class Endpoint:
             return
         for revoked in self._revoked:
             revoked.refresh()
-        for peer in self.peers.values():
+        for peer in self.every_peer():
             for certificate in filter(self._is_revoked, peer.certificates):
                 peer.loop.call(peer.expel, _revoked(certificate))
         self.home.at(time.monotonic() + _REVOCATION_PERIOD, self._watch_revocations)
@@ -537,7 +541,7 @@ class Endpoint:
             peer.origin = origin
             self._sessions[origin] += 1
             self._hashes[hash(greeting.id)] += 1
-            self.peers = {**self.peers, greeting.id: peer}
+            self.peers[greeting.id] = peer
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
         peer.certificates = certificates
@@ -655,7 +659,7 @@ class Endpoint:
         # That end must not remove the newer one, nor report `fin` for it.
         if self.peers.get(key) is not peer:
             return
-        self.peers = {id: other for id, other in self.peers.items() if other is not peer}
+        del self.peers[key]
         self.only = None
         if peer.id is not None:
             self._session_over(peer.id)  # before a `get` raises Closed
@@ -664,7 +668,7 @@ class Endpoint:
             self.home.baton.defer(self._inbox.finish, peer.id, error)
         if not (self.is_server or self.closing or peer.session.closing):
             self.only = self._new_peer(new_token())
-            self.peers = {None: self.only}  # ended by a timeout, so a new session begins
+            self.peers[None] = self.only  # ended by a timeout, so a new session begins
             return
         if not self.is_server:
             self.ended_by = error
@@ -693,7 +697,7 @@ class Endpoint:
         self._close_inbox(closed)
         self.ended_by = closed
         self.closing = True
-        for peer in self.peers.values():
+        for peer in self.every_peer():
             peer.loop.call(peer.end, closed)
         self._finish_closing()
         what = "a step was interrupted" if is_broken else "internal error"

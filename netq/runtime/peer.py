@@ -126,7 +126,7 @@ class Peer:
         self._protection: Protection | None = None  # of the last link
         self._sealing: Protection | None = None  # of the last link's connection
         self._link_valid_until = math.inf  # on the monotonic clock: then a certificate expires that the peer has shown
-        self._link_lost_at = time.monotonic()
+        self._link_lost_at = time.monotonic()  # infinity while a link is open
         self._quiet_until = -math.inf  # no loss of a link is logged until then
         self._takeovers: tuple[Takeover, ...] = ()  # a server's: the last ones, for those that had the id before
         self._superseded_at: list[float] = []  # when links were superseded lately
@@ -148,6 +148,11 @@ class Peer:
     def id(self) -> uuid.UUID | None:
         """The peer's id; None while a client has not reached its server."""
         return self.session.peer
+
+    @property
+    def absent(self) -> float:
+        """Seconds since the last link was lost; 0 while there is one. In any thread."""
+        return max(0.0, time.monotonic() - self._link_lost_at)
 
     @property
     def open(self) -> bool:
@@ -427,7 +432,7 @@ class Peer:
         return Statistics(
             connected=connected,
             address=self.address,
-            absent=0.0 if connected else time.monotonic() - self._link_lost_at,
+            absent=0.0 if connected else self.absent,
             queued=self.session.queued,
             messages_in=self.session.messages_in,
             messages_out=self.session.messages_out,
@@ -443,6 +448,7 @@ class Peer:
 
     def _opened(self, link: Link, *, resumed: bool) -> None:
         self._stop_expiry()
+        self._link_lost_at = math.inf
         self._tick(link)  # from now on for the heartbeat
         # After that: a link that expires now has opened first. The wall clock counts now, as it did in the handshake:
         # one that is set later ends no link.

@@ -8,7 +8,7 @@ takes the inbox's lock in deferred calls only, without the baton (netq/io/baton.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from netq.io.loop import Loop
 from netq.log import log
@@ -31,10 +31,11 @@ class FullMemory:
 
     def look(self, peers: Iterable[Peer]) -> None:
         """Log a warning if messages wait for the budget, and nothing has moved since the last look."""
-        budget, sessions = self._budget, [peer.session for peer in peers if peer.loop is self._loop]
+        budget = self._budget
         if not budget.is_short:
             self._last, self._told = (), False
             return
+        sessions = [peer.session for peer in peers if peer.loop is self._loop]
         arriving = sum(session.arriving for session in sessions)
         last, self._last = self._last, (budget.grants, budget.claimed, arriving)
         waiting = [session.peer for session in sessions if session.waits]
@@ -62,10 +63,12 @@ class AbsentPeers:
         self._last: set[tuple[int, ...]] = set()  # the peers of each such `get` at the last look
         self._told: set[tuple[int, ...]] = set()
 
-    def look(self, peers: Mapping[uuid.UUID | None, Peer]) -> None:
+    def look(self, peers: Iterable[Peer]) -> None:
         """Log a warning for each `get` that has waited since the last look for peers that are not connected."""
-        connected = {peer.id.int for peer in peers.values() if peer.id is not None and peer.link is not None}
-        stuck = {keys for keys in self._inbox.awaited() if connected.isdisjoint(keys)}
+        stuck = self._inbox.awaited()
+        if stuck:
+            connected = {peer.id.int for peer in peers if peer.id is not None and peer.link is not None}
+            stuck = {keys for keys in stuck if connected.isdisjoint(keys)}
         news = sorted((stuck & self._last) - self._told)
         self._last, self._told = stuck, self._told & stuck | {*news}
         if news:

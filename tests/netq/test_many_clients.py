@@ -51,6 +51,34 @@ class Failures:
         return self._told.get(timeout=LIMIT)
 
 
+def test_sessions_begin_and_end_in_one_table(communicators: Communicators) -> None:
+    server = communicators.server()
+    table = server._endpoint.peers  # a copy for each session would be quadratic in their number
+    clients = [communicators.client(server.netloc) for _ in range(3)]
+    introduce(server, *clients)
+    assert server._endpoint.peers is table
+    assert server.absences() == {client.id: 0.0 for client in clients}
+    clients[0].close()
+    with pytest.raises(Closed):
+        server.get(clients[0].id, timeout=LIMIT)
+    assert server._endpoint.peers is table
+    assert table.keys() == server.absences().keys() == {client.id for client in clients[1:]}
+    assert server.absences(clients[0].id, clients[1].id) == {clients[1].id: 0.0}
+
+
+def test_absence_is_counted_from_the_loss_of_the_link(communicators: Communicators) -> None:
+    server = communicators.server()
+    client = communicators.client(server.netloc)
+    introduce(server, client)
+    server.pause(client.id, "others go first")  # which drops its link
+    while not (absent := server.absences(client.id)[client.id]):
+        assert client.id in server.absences()
+    assert absent < LIMIT
+    while server.absences(client.id)[client.id]:
+        pass
+    assert server.statistics()[client.id].connected
+
+
 def test_multicast_reaches_these_peers_in_the_order_of_put(communicators: Communicators) -> None:
     server = communicators.server()
     clients = [communicators.client(server.netloc) for _ in range(3)]

@@ -191,7 +191,7 @@ def test_session_begins_on_next_link_if_first_was_lost(
         """Do what such a link leaves behind."""
         peer = endpoint._new_peer(greeting.token)
         peer.session.peer = greeting.id
-        endpoint.peers = {**endpoint.peers, greeting.id: peer}
+        endpoint.peers[greeting.id] = peer
 
     endpoint.home.ask(expect)
     with Raw(server.netloc, greeting) as link:

@@ -104,7 +104,7 @@ def inbox() -> Inbox:
 def lines(watch: AbsentPeers, peers: dict[Any, Any], times: int = 1) -> list[str]:
     with LogRecorder() as log:
         for _ in range(times):
-            watch.look(peers)
+            watch.look(peers.values())
         return log.having("get waits", logging.WARNING)
 
 
