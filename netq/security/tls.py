@@ -116,8 +116,8 @@ class Tls:
             self._raise_end()
         return filled
 
-    def write(self, buffers: Sequence[memoryview]) -> int:
-        """Encrypt from the start of `buffers` (of bytes, contiguous); return how many bytes were taken.
+    def write(self, buffers: Sequence[memoryview], most: int = MAX_PENDING) -> int:
+        """Encrypt from the start of `buffers` (of bytes, contiguous), `most` bytes; return how many were taken.
 
         0 before the end of the handshake, and while MAX_PENDING bytes wait for `to_send`: send these, then call again
         with the rest. Raises as `read_into` does.
@@ -126,7 +126,7 @@ class Tls:
         taken = 0
         if self.protection is not None:
             try:
-                for piece in _pieces(buffers, MAX_PENDING - self._written):
+                for piece in _pieces(buffers, min(most, MAX_PENDING - self._written)):
                     count = self._engine.write(piece)
                     taken += count
                     self._written += count + OVERHEAD * (count // RECORD + 1)

@@ -209,6 +209,13 @@ def test_write_is_bounded(pair: Pair, count: int) -> None:
     assert pair.client.write([memoryview(data)[taken:]]) > MAX_PENDING * 0.9
 
 
+def test_write_takes_no_more_than_asked(pair: Pair) -> None:
+    data = random.Random(1).randbytes(MIB)
+    assert pair.client.write([memoryview(data)], 3 * RECORD) == 3 * RECORD
+    pair.server.received(pair.client.to_send())
+    assert read(pair.server, MIB) == data[: 3 * RECORD]
+
+
 def test_write_takes_nothing_before_the_end_of_the_handshake(new_pair: Callable[[], Pair]) -> None:
     client, server = new_pair()
     assert client.write([memoryview(b"secret")]) == 0
