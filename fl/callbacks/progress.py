@@ -67,11 +67,12 @@ class Progress(Callback):
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
         """Remove clients that are done. A client that still works on an older round keeps its state."""
+        there = set(clients)
         with self._lock:
             self._clients = {
                 peer: (state, size)
                 for peer, (state, size) in self._clients.items()
-                if peer in clients and state not in (ClientState.DONE, ClientState.FAILED)
+                if peer in there and state not in (ClientState.DONE, ClientState.FAILED)
             }
             self._title = f"round {number}, {len(clients)} clients connected"
             self._begin = time.monotonic()

@@ -374,5 +374,5 @@ class Grid(flwr.serverapp.Grid):
         """Return the peers that have a session, by their node ids. `connected`: only those that have a link now."""
         if self._closed:
             raise RunIsOver(self._dispatcher.queue.id, "this grid is closed")
-        peers = self._dispatcher.queue.statistics().items()
-        return {node_id(peer): peer for peer, each in peers if each.connected or not connected}
+        absences = self._dispatcher.queue.absences()
+        return {node_id(peer): peer for peer, absent in absences.items() if not (connected and absent)}

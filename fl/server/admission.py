@@ -48,6 +48,8 @@ class Admission:
         self.patience = math.inf
         self.waiting: dict[uuid.UUID, Member] = {}  # for their admission; changed here only
         self._admitted: dict[uuid.UUID, Member] = {}
+        self._taken = 0  # bytes of the places of those: a sum for each offer would cost more the more clients there are
+        self._admitted_slow: dict[uuid.UUID, Member] = {}  # those that were known as slow when they were admitted
         self._rates: deque[float] = deque(maxlen=_RATES)  # bytes a second
         self._looks = 0  # calls of `slow`
 
@@ -60,8 +62,8 @@ class Admission:
     def defer(self, member: Member, size: int) -> None:
         """Know a client as slow. Take its place away, and let it wait behind the others, with what is still to come."""
         member.slow = _PROOF
+        self._vacate(member)
         member.place = Place(size, since=None if member.place is None else member.place.since)
-        self._admitted.pop(member.id, None)
         self.waiting.pop(member.id, None)
         self.waiting[member.id] = member
 
@@ -84,8 +86,14 @@ class Admission:
     def leave(self, member: Member) -> None:
         """Remove a client that waits or is admitted. Does nothing for other clients."""
         self.waiting.pop(member.id, None)
-        self._admitted.pop(member.id, None)
+        self._vacate(member)
         member.place = member.measured = None
+
+    def _vacate(self, member: Member) -> None:
+        """Take the place of an admitted client away. Does nothing for other clients."""
+        if self._admitted.pop(member.id, None) is not None and member.place is not None:
+            self._taken -= member.place.size
+            self._admitted_slow.pop(member.id, None)
 
     def keep(self, known: Mapping[uuid.UUID, object]) -> None:
         """Forget all other clients."""
@@ -101,9 +109,8 @@ class Admission:
         admitted: list[Member] = []
         while (member := self._next()) is not None and member.place is not None:
             gives_way = member.slow > 0 and any(not each.slow for each in at_work())
-            taken = sum(each.place.size for each in self._admitted.values() if each.place is not None)
             # A slow client leaves as much room as it takes, for one of the others.
-            taken += member.place.size * (2 if gives_way else 1)
+            taken = self._taken + member.place.size * (2 if gives_way else 1)
             if (self._admitted or gives_way) and taken > self.room:
                 break
             self._admit(member, now if member.place.since is None else member.place.since)
@@ -120,6 +127,9 @@ class Admission:
         member.place.is_admitted, member.place.since = True, since
         del self.waiting[member.id]
         self._admitted[member.id] = member
+        self._taken += member.place.size
+        if member.slow:
+            self._admitted_slow[member.id] = member
 
     def slow(self, sending: Mapping[Member, Sending], now: float) -> list[Member]:
         """Return the clients that have sent too little since their last measurement: others wait for their room.
@@ -153,7 +163,7 @@ class Admission:
         """Return the clients known as slow that have a place for which another client waits."""
         if all(each.slow for each in self.waiting.values()):
             return []
-        return [each for each in self._admitted.values() if each.slow]
+        return [each for each in self._admitted_slow.values() if each.slow]
 
     def share(self, clients: int) -> int:
         """Return the bytes that each of `clients` may send without an offer: with them, all fit into the room."""

@@ -110,6 +110,7 @@ class TaskDispatcher(Generic[Key]):
         # Tasks and their answers. Any thread may ask; one of those that wait reads for all.
         self._changed = threading.Condition()  # guards all that follows
         self._tasks: dict[Key, _Task] = {}
+        self._late: set[Key] = set()  # the open ones whose time limit has passed
         self._answers: dict[Key, Any] = {}  # not taken yet
         self._reader: int | None = None  # the thread that reads
         self._number = 0  # of the last `ask`
@@ -158,15 +159,15 @@ class TaskDispatcher(Generic[Key]):
 
     def present(self, peers: Collection[uuid.UUID] | None = None) -> set[uuid.UUID]:
         """Return those of the peers that are not lost. None: of all."""
-        known = self.queue.statistics()
-        wanted = known.keys() if peers is None else known.keys() & set(peers)
-        return {peer for peer in wanted if known[peer].absent <= self._grace}
+        absences = self.queue.absences() if peers is None else self.queue.absences(*peers) if peers else {}
+        return {peer for peer, absent in absences.items() if absent <= self._grace}
 
     def answer(self, key: Key, content: Any) -> bool:
         """Answer an open task. Return False, and do nothing, if the task is not open."""
         with self._changed:
             if self._tasks.pop(key, None) is None:
                 return False
+            self._late.discard(key)
             self._answers[key] = content
             self._changed.notify_all()
             return True
@@ -246,7 +247,12 @@ class TaskDispatcher(Generic[Key]):
     def late(self) -> set[Key]:
         """Return the open tasks whose time limit has passed."""
         with self._changed:
-            return {key for key, task in self._tasks.items() if task.is_late}
+            return set(self._late)
+
+    @property
+    def late_count(self) -> int:
+        """The number of those tasks."""
+        return len(self._late)
 
     def undelivered(self) -> set[Key]:
         """Return the open tasks that their peers have not received yet."""
@@ -258,6 +264,7 @@ class TaskDispatcher(Generic[Key]):
         with self._changed:
             tasks = [task for key in keys if (task := self._tasks.pop(key, None)) is not None]
             for key in keys:
+                self._late.discard(key)
                 self._answers.pop(key, None)
         for task in tasks:
             task.delivery.cancel()
@@ -344,7 +351,7 @@ class TaskDispatcher(Generic[Key]):
 
     def _check(self) -> bool:
         """Answer the tasks that have failed. Return whether there are any."""
-        now, known, ended = time.monotonic(), self.queue.statistics(), self._take_ended()
+        now, known, ended = time.monotonic(), self.queue.absences(), self._take_ended()
         with self._changed:
             tasks = list(self._tasks.items())
         again = {key for key, task in tasks if task.peer in known and self._may_repeat(task, ended.get(task.peer, 0))}
@@ -372,16 +379,20 @@ class TaskDispatcher(Generic[Key]):
             ended[peer] = max(number, ended.get(peer, 0))
         return ended
 
-    def _failure(self, task: _Task, now: float, statistics: netq.Statistics | None, ended: int) -> ClientFailure | None:
-        """Return why a task has failed, None if it has not. `ended`: the last `ask` before its session ended."""
+    def _failure(self, task: _Task, now: float, absent: float | None, ended: int) -> ClientFailure | None:
+        """Return why a task has failed, None if it has not.
+
+        absent: seconds for which its peer has had no connection; None: it has no session.
+        ended:  the last `ask` before its session ended.
+        """
         part = task.delivery
         reason = ""
-        if statistics is None:
+        if absent is None:
             reason = "it has gone"
         elif task.number <= ended:
             reason = f"it was started again, and knows nothing of the {self._noun}"
-        elif statistics.absent > self._grace and not task.is_late:
-            reason = f"no connection for {statistics.absent:.1f} s (grace {self._grace:g} s)"
+        elif absent > self._grace and not task.is_late:
+            reason = f"no connection for {absent:.1f} s (grace {self._grace:g} s)"
             if task.keep_late:  # its answer may follow when it is back
                 return ClientFailure(FailureKind.LATE, reason)
         elif part.done() and not part.cancelled() and (error := part.exception()) is not None:
@@ -414,6 +425,7 @@ class TaskDispatcher(Generic[Key]):
             return
         if failure.why is FailureKind.LATE and task.keep_late:
             self._tasks[key] = task._replace(is_late=True)
+            self._late.add(key)
             self._answers[key] = failure
         else:
             task.delivery.cancel()

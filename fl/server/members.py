@@ -79,7 +79,9 @@ class Members:
         self._describe = describe
         self._config_of = config_of
         self._members: dict[uuid.UUID, Member] = {}
+        self._busy: dict[uuid.UUID, Member] = {}  # those that have a task
         self._begun: deque[tuple[uuid.UUID, float]] = deque()  # sessions, and when they began; the loop adds to it
+        self._new: set[uuid.UUID] = set()  # clients whose session has begun a short time ago
         self._admission = Admission(bounds.room)
         self._asks = 0  # calls of `ask`
         self._next_check = 0.0  # by time.monotonic()
@@ -123,7 +125,7 @@ class Members:
         """Note the sessions that have begun, and forget clients that have gone, but for what is remembered."""
         self._note_begun()
         members = [(each, each.since) for each in self]  # first: a session that begins now is kept
-        known = self.queue.statistics()
+        known = self.queue.absences()
         absent = [each for each, since in members if each.id not in known and each.since == since]
         gone = [each for each in absent if not (each.task or each.final or each.is_counted)]
         gone.sort(key=lambda each: each.changed)  # the last that have gone are remembered
@@ -140,18 +142,20 @@ class Members:
             peer, since = self._begun.popleft()
             member = self.of(peer)
             member.since = since
+            self._new.add(peer)
             for record in member.records.values():  # a suspended client gets a task at once
                 record.due = 0
 
     @property
     def busy(self) -> dict[uuid.UUID, Job]:
         """The clients that have a task whose answer does not count yet. Some may be late."""
-        return {member.id: member.task.job for member in self if member.task is not None}
+        busy = tuple(self._busy.values())
+        return {member.id: member.task.job for member in busy if member.task is not None}
 
     @property
-    def late(self) -> Collection[uuid.UUID]:
-        """The busy clients whose time limit has passed, and whose answer is still accepted."""
-        return {key.peer for key in self._dispatcher.late()}
+    def at_work(self) -> int:
+        """How many clients are busy, without those whose time limit has passed and whose answer is still accepted."""
+        return len(self._busy) - self._dispatcher.late_count
 
     @property
     def properties(self) -> dict[uuid.UUID, Properties]:
@@ -185,7 +189,7 @@ class Members:
         configs, failures = self._configs_of(task, members)
         members = [member for member in members if member not in failures]
         self._admission.patience = max(_CHECK, min(self._grace, limit / _PATIENCE))
-        unasked = self._admission.share(len(self.busy) + len(members))
+        unasked = self._admission.share(len(self._busy) + len(members))
         tasks = self._tasks_of(replace(task, unasked=unasked, deadline=limit), members, configs)
         asked, now = list[Asked](), time.monotonic()
         for member in members:  # before the tasks are sent: Ctrl-C may interrupt what follows
@@ -196,6 +200,7 @@ class Members:
         for member, its in zip(members, asked, strict=True):
             member.on(MemberEvent.ASK)
             member.task = its
+            self._busy[member.id] = member
         for member in members:
             self._callbacks.client_is(member.id, ClientState.TRAINING)
         return failures
@@ -255,7 +260,7 @@ class Members:
         if member.task is not None:
             self._dispatcher.forget([Key(member.id, member.task.job)])
         has_arrived = member.state is MemberState.ARRIVED
-        member.on(MemberEvent.FORGET)
+        self._leave_task(member, MemberEvent.FORGET)
         if not member.session.is_held:
             self._admission.withdraw(member)
         if has_arrived:
@@ -270,8 +275,13 @@ class Members:
 
     def settle(self, member: Member, event: MemberEvent) -> None:
         """Note what has come of a client's answer, after its update was taken and dropped: its place is for others."""
-        member.on(event)
+        self._leave_task(member, event)
         self._free(member)
+
+    def _leave_task(self, member: Member, event: MemberEvent) -> None:
+        """Note the end of a client's task, if it has one."""
+        member.on(event)
+        self._busy.pop(member.id, None)
 
     def read(self) -> None:
         """Handle the messages that are here. For a server that waits for clients, and not for answers."""
@@ -305,7 +315,10 @@ class Members:
 
     def has_new(self) -> bool:
         """Return whether a client has just connected, and has said nothing of itself."""
-        return any(map(self.is_new, self._dispatcher.present()))
+        self._note_begun()
+        now = time.monotonic()
+        self._new = {peer for peer in self._new if now - self.of(peer).since < _INTRODUCTION}
+        return any(self.is_new(peer) and self._dispatcher.present((peer,)) for peer in self._new)
 
     def answer(self, purpose: Purpose, until: float) -> tuple[Key, Content | ClientFailure] | None:
         """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.
@@ -332,10 +345,10 @@ class Members:
         if not member.has(key.job) or self._dispatcher.is_open(key):
             return
         if failure.why is FailureKind.LATE:  # if it has a permit, its update will still arrive, and needs its place
-            member.on(MemberEvent.EXPIRE)
+            self._leave_task(member, MemberEvent.EXPIRE)
             self._admission.withdraw(member)
         else:
-            member.on(MemberEvent.FAIL)
+            self._leave_task(member, MemberEvent.FAIL)
             self._free(member)
 
     def _free(self, member: Member) -> None:
@@ -487,7 +500,7 @@ class Members:
 
     def _admit(self) -> None:
         for member in self._admission.in_the_way():
-            figures = self.queue.statistics().get(member.id)
+            figures = self.queue.statistics(member.id).get(member.id)
             if member.state is not MemberState.ARRIVED and figures is not None:
                 self._let_others_pass(member, figures)
         for member in self._admission.admit(time.monotonic(), self._at_work):

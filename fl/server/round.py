@@ -7,6 +7,8 @@ fl/server/answers.py has what has come of each client.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import math
 import time
@@ -71,7 +73,12 @@ class Round(Generic[Measured]):
         self._callbacks = callbacks
         self._task = task
         self._clients = clients
+        self._asked = frozenset(clients)
         self._regular = frozenset(regular)
+        self._idle = dict.fromkeys(clients)  # in an asynchronous round: those that may get a task, in this order
+        # With close_early: a heap of clients that the round waits for. The first is overdue last, by its last answer.
+        self._overdue: list[tuple[float, int, Member]] = []
+        self._order = itertools.count()  # of the entries: clients have no order
         # Clients keep a task beyond its round if late answers count.
         self._keep_late = task.job.purpose == "train" and strategy.staleness is not None
 
@@ -92,7 +99,10 @@ class Round(Generic[Measured]):
             if found is not None:
                 (peer, job), content = found
                 del found
-                if (received := self._good(self._members.of(peer), job, content)) is not None:
+                member = self._members.of(peer)
+                if member in self._asked:
+                    self._idle[member] = None
+                if (received := self._good(member, job, content)) is not None:
                     del content  # and `counting` drops `received.content`
                     yield received
                 if self.rule.buffer:
@@ -154,6 +164,7 @@ class Round(Generic[Measured]):
         is_stale = failure.why is FailureKind.STALE
         if is_stale:
             self._standing.answered_late(member, member.seconds)
+            self._note_overdue(member)
         if not self.answers.fail(member.id, failure):
             return
         member.reason, member.failures = str(failure), member.failures + 1
@@ -167,15 +178,26 @@ class Round(Generic[Measured]):
             self._callbacks.client_is(member.id, ClientState.SUSPENDED)
 
     def _progress(self, asked: float) -> RoundState:
-        answers, overdue = self.answers, math.inf
+        answers, overdue, last = self.answers, math.inf, self._overdue
         if self.rule.close_early:
-            waiting = [each for each in self._regular if answers.of(each.id).is_pending]
-            overdue = asked + max(map(self._standing.expected, waiting), default=0.0)
+            while last and not self._is_noted(*last[0]):
+                heapq.heappop(last)
+            overdue = asked + (-last[0][0] if last else 0.0)
         return RoundState(answers.waiting, answers.in_time, answers.clients, answers.updates, overdue)
+
+    def _is_noted(self, seconds: float, _: int, member: Member) -> bool:
+        """Return whether a client is waited for, and expected as it was noted."""
+        return self.answers.of(member.id).is_pending and -seconds == self._standing.expected(member)
+
+    def _note_overdue(self, member: Member) -> None:
+        """Note when a client is overdue, if the round waits for it. What was noted before counts no more."""
+        if self.rule.close_early and member in self._regular:
+            heapq.heappush(self._overdue, (-self._standing.expected(member), next(self._order), member))
 
     def _ask(self, task: Task, clients: Collection[Member]) -> None:
         for member in clients:
             self.answers.ask(member.id, is_regular=member in self._regular)
+            self._note_overdue(member)
         failures = self._members.ask(task, clients, self._standing.deadline, keep_late=self._keep_late)
         for member, failure in failures.items():
             self._fail(member, failure)
@@ -187,9 +209,11 @@ class Round(Generic[Measured]):
         """
         if self.answers.updates >= (self.rule.buffer or 0):  # the next task has the next model
             return
-        of = {member: self.answers.of(member.id) for member in self._clients}
+        # Only those that have answered since the last call: to look at all clients after each answer is quadratic.
+        of = {member: self.answers.of(member.id) for member in self._idle}
         idle = [each for each in of if not (each.task or of[each].failure) and of[each].skipped is None]
-        missing = len(of) - (len(self._members.busy) - len(self._members.late))
+        self._idle = dict.fromkeys(idle)
+        missing = len(self._asked) - self._members.at_work
         chosen = sorted(idle, key=lambda each: of[each].updates > 0)[: max(0, missing)]
         for counted in sorted({of[each].updates for each in chosen}):
             again = replace(self._task, counted=counted)

@@ -182,7 +182,8 @@ class Server:
     @property
     def clients(self) -> tuple[uuid.UUID, ...]:
         """The clients that are connected now, and take part."""
-        return tuple(id for id, each in self.statistics().items() if each.connected and self._members.takes_part(id))
+        absences = self._members.queue.absences()
+        return tuple(id for id, absent in absences.items() if not absent and self._members.takes_part(id))
 
     def members(self) -> Sequence[ClientStatus]:
         """Return where each client stands. Any thread may call this; a callback gets it by `listens`."""
@@ -437,11 +438,11 @@ class Server:
         Others that were connected lately may be strangers, who would cost each round its grace.
         """
 
-        def is_present(id: uuid.UUID, figures: netq.Statistics) -> bool:
-            was_there = self._members.of(id).is_counted and figures.absent <= self._federation.patience.grace
-            return (figures.connected or was_there) and self._members.takes_part(id)
+        def is_present(id: uuid.UUID, absent: float) -> bool:
+            was_there = self._members.of(id).is_counted and absent <= self._federation.patience.grace
+            return (not absent or was_there) and self._members.takes_part(id)
 
-        return tuple(id for id, each in self.statistics().items() if is_present(id, each))
+        return tuple(id for id, absent in self._members.queue.absences().items() if is_present(id, absent))
 
     def _warn_of_absent(self, number: int, clients: Collection[uuid.UUID]) -> None:
         """Log which clients of the last round are not there to be asked: no report has them."""

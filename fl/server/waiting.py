@@ -22,6 +22,8 @@ Peers = TypeVar("Peers", bound=Sized)
 _MAX_PAUSE = 60.0  # seconds between two attempts of a round
 PATIENCE = 30.0  # seconds until a warning; devices that are started together with their server connect sooner
 _STEP = 0.01  # seconds between looks for a peer's first message
+_REST = 20  # times what a count took, until the next: to count thousands of peers takes milliseconds
+_PART = 100  # of the peers that are wanted: a change by less is no line of the log, unless a second has passed
 _CHECK = 1.0  # seconds between counts of the peers, in case an event was missed
 SETTLE = 0.1  # seconds in which a peer that has just connected may say that it wants no task
 
@@ -54,7 +56,9 @@ def until_connected(
     """
     whole("wait: count", count, 0)
     begin, logged, warned, settled = time.monotonic(), -1, False, True
+    logged_at = -math.inf
     while True:
+        look = time.monotonic()
         changed.clear()
         read()
         peers = connected()
@@ -65,14 +69,17 @@ def until_connected(
             settled = True
             continue
         settled = False
-        waited = time.monotonic() - begin
+        now = time.monotonic()
+        waited = now - begin
         if not warned and waited >= patience:
             log.warning("waiting for %s: only %d of %d are connected after %.0f s", noun, len(peers), count, waited)
-            warned = True
-        elif len(peers) != logged:
+            warned, logged, logged_at = True, len(peers), now
+        elif len(peers) != logged and (_PART * abs(len(peers) - logged) >= count or now - logged_at >= _CHECK):
             log.info("waiting for %s: %d of %d are connected", noun, len(peers), count)
-        logged = len(peers)
+            logged, logged_at = len(peers), now
         left = min(_CHECK, (math.inf if timeout is None else timeout) - waited)
         if left <= 0:
             raise TimeoutError(f"{len(peers)} of {count} {noun} are connected after {timeout:g} s")
-        changed.wait(min(left, _STEP) if is_new() else left)
+        pause = min(left, _STEP) if is_new() else left
+        time.sleep(min(left, _REST * (time.monotonic() - look)))
+        changed.wait(pause)

@@ -46,6 +46,18 @@ def test_each_state_has_a_line() -> None:
     assert row(lines, fl.ClientState.DONE).split()[:5] == ["done", "2", "█" * 10, "3.00", "MB"]
 
 
+def test_a_round_is_not_searched_for_each_client() -> None:
+    class Unsearched(tuple[uuid.UUID, ...]):
+        def __contains__(self, client: object) -> bool:
+            raise AssertionError("a search for each client is quadratic")
+
+    progress = Progress()
+    for each in IDS:
+        progress.client_is(each, fl.ClientState.TRAINING, 0)
+    progress.round_begins(2, Unsearched(IDS[:300]))
+    assert row(drawn(progress), fl.ClientState.TRAINING).split()[:2] == ["training", "300"]
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("clients", [0, 4, 400])
 def test_number_of_lines_is_fixed(clients: int, width: int) -> None:

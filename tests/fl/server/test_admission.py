@@ -49,6 +49,29 @@ def test_an_update_larger_than_the_room_is_admitted_alone() -> None:
     assert uploads.admit(0.0) == [B]
 
 
+@given(st.lists(st.tuples(st.sampled_from(range(4)), st.integers(0, 3), st.integers(1, 60)), max_size=40))
+def test_admitted_clients_fit_whatever_was_before(steps: list[tuple[int, int, int]]) -> None:
+    uploads, members = admission(100), [Member(uuid.UUID(int=n)) for n in range(1, 5)]
+    for number, step, size in steps:
+        member = members[number]
+        if step == 0 and member.place is None:
+            uploads.offer(member, size)
+        elif step == 1 and member.place is not None:
+            uploads.arrive(member, size, 1.0)
+        elif step == 2 and member.place is not None:
+            uploads.defer(member, size)
+        elif step == 3:
+            uploads.leave(member)
+        uploads.admit(0.0)
+    for member in members:
+        uploads.leave(member)
+        member.slow = 0
+        uploads.offer(member, 25)
+    assert uploads.admit(0.0) == members, "the room of those before is free, and no more"
+    uploads.offer(Member(uuid.UUID(int=9)), 1)
+    assert uploads.admit(0.0) == []
+
+
 def test_small_updates_do_not_overtake_a_large_one() -> None:
     uploads = admission(100)
     uploads.offer(A, 60)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +48,29 @@ def test_too_few_peers_for_long_log_one_warning(logged: Callable[[], list[tuple[
         ("WARNING", "waiting for clients: only 1 of 3 are connected after 0 s"),
         ("INFO", "waiting for clients: 2 of 3 are connected"),
     ]
+
+
+def test_thousands_of_peers_take_few_log_lines(logged: Callable[[], list[tuple[str, str]]]) -> None:
+    until_connected(1000, "clients", *coming(*range(1000), 1000, 1000))
+    assert 50 < len(logged()) < 120
+
+
+def test_counts_that_take_long_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [0.0], list[float]()
+
+    def connected() -> str:
+        looks.append(now[0])
+        now[0] += 0.01
+        changed.set()
+        return "x" if len(looks) < 5 else "xx"
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    changed = threading.Event()
+    monkeypatch.setattr("fl.server.waiting.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    until_connected(2, "nodes", connected, changed)
+    assert [round(after - before, 2) for before, after in pairwise(looks[:4])] == [0.21, 0.21, 0.21]
 
 
 def test_a_peer_that_says_at_once_that_it_only_looks_ends_no_wait() -> None:
