@@ -34,9 +34,10 @@ class Failed(Exception):
 
 
 class Processes:
-    """The processes of one row. A context manager."""
+    """The processes of one row. A context manager. `every`: seconds between two measurements of memory."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], every: float = _EVERY) -> None:
+        self._every = every
         self.folder = Path(tempfile.mkdtemp(prefix="fed", dir="/tmp"))  # the paths of Ray's sockets must be short
         self._mark = secrets.token_hex(16)
         self._result = self.folder / "result.json"
@@ -119,7 +120,7 @@ class Processes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _watch_memory(self) -> None:
-        while not self._ended.wait(_EVERY):
+        while not self._ended.wait(self._every):
             self._peak = max(self._peak, sum(map(_memory, self._marked())))
 
     def _marked(self) -> list[int]:
