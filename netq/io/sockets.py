@@ -84,6 +84,9 @@ class ByteStream(Protocol):
     def queued(self) -> int:
         """Return the bytes that wait in the system and could be bounded; 0 if that is unknown."""
 
+    def ran_empty(self) -> bool:
+        """Return whether none wait in the system; False if that is unknown."""
+
     def reset(self) -> None:
         """Have `close` drop what is unsent."""
 
@@ -126,13 +129,21 @@ class _Socket:
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
     def queued(self) -> int:
-        """Return the bytes in the socket that were never sent; 0 if the system does not know (under qemu, say)."""
+        """Return the bytes in the socket that were never sent; 0 if the system does not know."""
+        return self._unsent() or 0
+
+    def ran_empty(self) -> bool:
+        """See ByteStream."""
+        return self._unsent() == 0
+
+    def _unsent(self) -> int | None:
+        """Return the bytes in the socket that were never sent; None if the system does not know (under qemu, say)."""
         if not sys.platform.startswith("linux"):
-            return 0
+            return None
         try:
             return int.from_bytes(fcntl.ioctl(self.sock.fileno(), _SIOCOUTQNSD, bytes(4)), sys.byteorder)
         except OSError:
-            return 0
+            return None
 
     def reset(self) -> None:
         """See ByteStream: `close` sends RST."""

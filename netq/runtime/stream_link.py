@@ -164,6 +164,10 @@ class Link:
                 return
             if mask & WRITE:
                 self._watch(READ)
+                # With many links the loop comes late: the socket has run empty meanwhile, and to count that time would
+                # take this loop for the link, and lead to the smallest batches.
+                if self._stream.ran_empty():
+                    self._batch.drained()
             elif mask and self.peer is not None and (baton.reply_expected if is_own else not self._scheduled):
                 # The ACK travels with the user's answer, which often follows. Otherwise it leaves when this thread
                 # waits again, or soon. TLS may have bytes of its own to send, too.

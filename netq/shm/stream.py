@@ -137,6 +137,10 @@ class RingStream:
         """Return 0: nothing waits in the system."""
         return 0
 
+    def ran_empty(self) -> bool:
+        """Return False: what waits is in the ring."""
+        return False
+
     def reset(self) -> None:
         """Do nothing: `close` sends nothing."""
 
