@@ -351,9 +351,11 @@ class TaskDispatcher(Generic[Key]):
 
     def _check(self) -> bool:
         """Answer the tasks that have failed. Return whether there are any."""
-        now, known, ended = time.monotonic(), self.queue.absences(), self._take_ended()
+        now, ended = time.monotonic(), self._take_ended()
         with self._changed:
             tasks = list(self._tasks.items())
+        peers = {task.peer for _, task in tasks}
+        known = self.queue.absences(*peers) if peers else {}  # without peers it returns all
         again = {key for key, task in tasks if task.peer in known and self._may_repeat(task, ended.get(task.peer, 0))}
         failures = {
             key: failure

@@ -318,7 +318,8 @@ class Members:
         self._note_begun()
         now = time.monotonic()
         self._new = {peer for peer in self._new if now - self.of(peer).since < _INTRODUCTION}
-        return any(self.is_new(peer) and self._dispatcher.present((peer,)) for peer in self._new)
+        new = tuple(self._new)  # to which sessions may be added meanwhile
+        return any(self.is_new(peer) and self._dispatcher.present((peer,)) for peer in new)
 
     def answer(self, purpose: Purpose, until: float) -> tuple[Key, Content | ClientFailure] | None:
         """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.

@@ -9,6 +9,7 @@ import pytest
 
 import fl
 import netq
+from fl.server.member import Member
 from fl.server.members import Members
 from tests.fl.federation import A, B, C, at, zeros
 
@@ -62,3 +63,19 @@ def test_a_new_session_ends_the_pause_of_a_suspended_client(members: Members) ->
     members._session_begins(C)
     members.takes_part(C)
     assert members.of(C).records["train"].due == 0
+
+
+def test_sessions_may_begin_while_the_server_looks_for_new_ones(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, of = [B, C], members.of
+
+    def begins(peer: uuid.UUID) -> Member:
+        if others:
+            members._session_begins(others.pop())
+        return of(peer)
+
+    members._session_begins(A)
+    monkeypatch.setattr(members, "of", begins)
+    assert not members.has_new(), "none of them has a session of netq"
+    assert members.is_new(B)
