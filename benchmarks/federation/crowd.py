@@ -52,18 +52,29 @@ def run(port: int, count: int, tls: Callable[[], Tls] | None = None) -> None:
 
 class _Client:
     def __init__(self, port: int, tls: Callable[[], Tls] | None) -> None:
-        self.is_open = False
-        self._sock = socket.create_connection(("127.0.0.1", port))
-        tune(self._sock)
-        self._stream = wrap(self._sock, tls)
+        self._port, self._tls, self._id = port, tls, uuid.uuid4()
         self._session = Session(new_token(), _OPTIONS, _MEMORY)
-        self._connection = Connection(uuid.uuid4(), _OPTIONS, time.monotonic(), self._session)
-        self._unsent: list[memoryview] = []
         self._reply: Stream | None = None  # waits for its permit
+        self._put(Introduction({}))
+        self._connect()
+
+    def _connect(self) -> None:
+        """Connect, for the first time or again: the session goes on."""
+        self.is_open = False
+        self._sock = socket.create_connection(("127.0.0.1", self._port))
+        tune(self._sock)
+        self._stream = wrap(self._sock, self._tls)
+        self._connection = Connection(self._id, _OPTIONS, time.monotonic(), self._session)
+        self._unsent: list[memoryview] = []
         self._events = selectors.EVENT_READ
         _SELECTOR.register(self._sock, self._events, self)
-        self._put(Introduction({}))
         self._flush()
+
+    def _reconnect(self) -> None:
+        self._connection.detach()
+        _SELECTOR.unregister(self._sock)
+        self._sock.close()
+        self._connect()
 
     def go_on(self) -> bool:
         """Receive, answer and send. Return whether the federation is over."""
@@ -93,14 +104,16 @@ class _Client:
                 is_over |= self._handle(MESSAGES.load(data if isinstance(data, Stream) else Stream([data])))
                 receiver.taken_room = mark
                 self._session.release_room(receiver)
-            if not stream.more:
+            if not stream.more or connection is not self._connection:
                 break
         return is_over
 
     def _expect(self, events: Iterable[object]) -> None:
         for event in events:
-            assert not isinstance(event, Lost | Finished), event
+            assert not isinstance(event, Finished), event
             self.is_open |= isinstance(event, Opened)
+            if isinstance(event, Lost):  # a server lets others go first, for example
+                self._reconnect()
 
     def _handle(self, message: Any) -> bool:
         """Answer a message. Return whether it is the end."""
