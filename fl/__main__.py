@@ -207,11 +207,13 @@ def sign_flower(
 def simulate_flower(
     app: Annotated[Path, typer.Argument(metavar="APPFOLDER", help="a Flower app's folder")],
     nodes: Annotated[int, typer.Option(min=1, help="number of nodes")] = 10,
+    engine: Annotated[str, typer.Option(help="processes, ray or network: docs/how-to/simulation.md")] = "processes",
     processes: Annotated[int | None, typer.Option(min=1, help="processes for them; default: one a core")] = None,
+    address: Annotated[str | None, typer.Option(help="of a Ray cluster, as in 'auto'; default: this machine")] = None,
     run_config: _RunConfig = "",
     verbose: _Verbose = False,
 ) -> None:
-    """Run a Flower app with its nodes in processes of this machine.
+    """Run a Flower app with its nodes in processes of this machine, or in actors of Ray.
 
     Each node finds its number in its config, as `partition-id`, and their number as `num-partitions`.
     """
@@ -225,7 +227,8 @@ def simulate_flower(
         values = folder.run_config(parse_config("--run-config", run_config))
         server_app, client_app = folder.server_app(), folder.client_app()
         log.info("simulating %d nodes", nodes)
-        fl.flower.simulate(_with_traceback(server_app), client_app, nodes, run_config=values, processes=processes)
+        options: dict[str, Any] = {"engine": engine, "processes": processes, "address": address}
+        fl.flower.simulate(_with_traceback(server_app), client_app, nodes, run_config=values, **options)
         log.info("the run is done")
 
 

@@ -1,12 +1,11 @@
 """Runs a Flower ServerApp in the caller's thread, with the nodes that connect or with processes of this machine.
 
-Called by users and fl/__main__.py. For a simulation fl/simulation/processes.py starts the worker processes and ends
-them; there is no Ray. Each node has a communicator and a thread of its own in one of the processes, and loopback TCP.
+Called by users and fl/__main__.py. In a simulation nodes are virtual (fl/flower/virtual.py), or each has a communicator
+and a thread of its own in one of the worker processes (fl/simulation/processes.py), and loopback TCP.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +19,12 @@ from fl.flower.apps import ClientApp, ServerApp, check_client_app, check_server_
 from fl.flower.grid import Grid
 from fl.flower.node import Node
 from fl.flower.signed_app import SignedApp
+from fl.flower.virtual import NodeWorker, VirtualGrid
+from fl.simulation.arguments import Engine as EngineName
+from fl.simulation.arguments import check_engine
 from fl.simulation.calls import Calls
+from fl.simulation.launch import cores
+from fl.simulation.pool import ProcessPool
 from fl.simulation.processes import WorkerPool
 from fl.simulation.worker import Start
 from netq.validate import expect, is_whole
@@ -67,25 +71,51 @@ def simulate(
     nodes: int = 10,
     *,
     run_config: Mapping[str, bool | int | float | str] | None = None,
+    engine: EngineName = "processes",
     processes: int | None = None,
+    address: str | None = None,
+    actors: Mapping[str, Any] | None = None,
 ) -> Context:
-    """Run a ServerApp with nodes in processes of this machine, and return its context.
+    """Run a ServerApp with nodes in processes of this machine or in actors of Ray, and return its context.
 
     nodes:     each finds its number in `context.node_config` as "partition-id" (0, 1, …), and the number of nodes as
                "num-partitions".
-    processes: number of processes that share the nodes. The ClientApp handles one message at a time in each. None: one
-               process for each core.
+    engine, address, actors: as of fl.simulate. With "processes" and "ray" nodes are virtual: what an app keeps is in
+               `context.state`, and nowhere else.
+    processes: their number, or that of actors. The ClientApp handles one message at a time in each. None: one process
+               for each core, or as many actors as Ray has room for.
 
     The processes begin as copies of this one (fork), so that what the apps' modules have imported is there once. If a
-    ClientApp raises, the ServerApp gets an error as the reply, as in a deployment. Raises SimulationError if a process
-    ends too soon, InvalidOption, and what the ServerApp raises.
+    ClientApp raises, the ServerApp gets an error as the reply, as in a deployment; so it does for the messages of a
+    process that ends. With "network" that raises SimulationError. Raises InvalidOption, and what the ServerApp raises.
     """
     check_server_app("simulate.server_app", server_app)
     check_client_app("simulate.client_app", client_app)
     expect(is_whole(nodes, 1), "simulate.nodes", nodes, "a whole number, 1 or more")
+    check_engine(engine, {"address": address, "actors": actors})
     expect(processes is None or is_whole(processes, 1), "simulate.processes", processes, "1 or more, or None")
+    count = min(processes or cores(), nodes)
     calls = Calls(secrets.randbits(63))  # each process has a copy
+    if engine == "network":
+        return _connected(server_app, client_app, nodes, run_config, count, calls)
+    worker, pool = NodeWorker(client_app, nodes, calls), None
+    if engine == "ray":
+        from fl.simulation.ray_pool import RayPool
 
+        pool = RayPool(worker, processes, address, actors or {})
+    with pool or ProcessPool(worker, count, "fork") as workers, VirtualGrid(workers, nodes, run_config) as grid:
+        return _run_on(grid, server_app)
+
+
+def _connected(
+    server_app: ServerApp,
+    client_app: ClientApp,
+    nodes: int,
+    run_config: Mapping[str, bool | int | float | str] | None,
+    processes: int,
+    calls: Calls,
+) -> Context:
+    """Simulate with nodes that are connected to a grid."""
     counts: Counter[tuple[int, str]] = Counter()
 
     def one_by_one(message: Message, context: Context) -> Message:
@@ -95,8 +125,7 @@ def simulate(
             return client_app(message, context)
 
     every = [Node(one_by_one, {"partition-id": number, "num-partitions": nodes}) for number in range(nodes)]
-    count = min(processes or len(os.sched_getaffinity(0)), nodes)
-    shares = [{part: every[part] for part in range(first, nodes, count)} for first in range(count)]
+    shares = [{part: every[part] for part in range(first, nodes, processes)} for first in range(processes)]
     with WorkerPool(shares, calls) as workers:
         workers.start("fork")  # before the grid's communicator exists: a communicator does not work in a fork
         events = netq.EventOptions(ini=workers.connected)
@@ -107,7 +136,7 @@ def simulate(
                 return _run_on(grid, server_app)
 
 
-def _run_on(grid: Grid, server_app: ServerApp) -> Context:
+def _run_on(grid: Grid | VirtualGrid, server_app: ServerApp) -> Context:
     """Run a ServerApp with the nodes of a grid. Return its context."""
     context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))
     server_app(grid, context)

@@ -8,12 +8,13 @@ chunk, and one that dies costs its chunk. The same code runs in a process (fl/si
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fl.client import Client
 from fl.envelope import Purpose
@@ -29,6 +30,8 @@ from fl.tensors.roles import Roles
 from fl.trainer import Train, Trainer
 from netq.text import describe
 from netq.utils.stream import PickleSerializer
+
+_CHUNKS = 16  # at least, of a round with as many clients: so workers have as much to do
 
 log = logging.getLogger("netq.fl")
 
@@ -47,6 +50,31 @@ class Chunk(NamedTuple):
     calls: Sequence[int]
     kept: Mapping[int, bytes]
     configs: Mapping[int, Mapping[str, Any]]
+
+
+class Worker(Protocol):
+    """What an engine has in each of its workers."""
+
+    def begin(self, task: Any) -> None:
+        """Take a task, before the first of its chunks."""
+
+    def do(self, chunk: Chunk) -> Any:
+        """Have a chunk's clients do the task. Return what has come of it."""
+
+    def lost(self, chunk: Chunk, why: str) -> Any:
+        """Return what has come of a chunk whose worker has ended. Called in the process that has the engine."""
+
+
+class Engine(Protocol):
+    """Has workers do chunks."""
+
+    def run(self, task: Any, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Any]]:
+        """Do chunks with one task, and yield each with what has come of it, in their order."""
+
+
+def chunk_size(clients: int) -> int:
+    """Return how many clients a chunk has. It depends on their number only: so does the rounding of sums."""
+    return max(1, min(math.isqrt(clients), clients // _CHUNKS))
 
 
 @dataclass
@@ -115,6 +143,10 @@ class ChunkWorker:
         if purpose == "train" and self._folds and results.good:
             results.folded = self._aggregation.partial()
         return results
+
+    def lost(self, chunk: Chunk, why: str) -> Results:
+        """See Worker."""
+        return Results(failed=dict.fromkeys(chunk.clients, ClientFailure(FailureKind.LOST, why)))
 
     def _do(self, client: int, count: int, chunk: Chunk, results: Results) -> Content | str:
         purpose: Purpose = self._task.job.purpose

@@ -1,6 +1,7 @@
 """The engine "processes": worker processes of this machine do the chunks of a round (fl/simulation/chunks.py).
 
-Used by fl/simulation/rounds.py, in its thread, which starts no other. Each worker has one pipe to this process:
+Used by fl/simulation/population.py and fl/flower/virtual.py, in the thread of their caller. Starts no thread here.
+Each worker has one pipe to this process:
 
     this process                                    a worker
     the task of the round, before its first chunk ► keeps the model
@@ -25,9 +26,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TextIO, cast
 
 from fl.errors import SimulationError
-from fl.messages import Task
-from fl.report import ClientFailure, FailureKind
-from fl.simulation.chunks import PICKLES, Chunk, ChunkWorker, Results
+from fl.simulation.chunks import PICKLES, Chunk, Worker
 from fl.simulation.launch import Method, Process, deferred_sigint
 from fl.simulation.output import Lines
 from netq.utils.stream import Stream
@@ -41,8 +40,9 @@ _EXIT_TIMEOUT = 2.0  # seconds that a worker has at the end, to print what it ha
 class ProcessPool:
     """Worker processes. A context manager. how: they are started. Their number does not change a result."""
 
-    def __init__(self, worker: ChunkWorker, count: int, how: Method) -> None:
+    def __init__(self, worker: Worker, count: int, how: Method) -> None:
         self._work = partial(_work, worker)
+        self._lost = worker.lost
         self._count = count
         self._how: Method = how
         self._workers: list[_Worker] = []
@@ -80,14 +80,14 @@ class ProcessPool:
             worker.process.pipe.close()
         self._workers.clear()
 
-    def run(self, task: Task, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Results]]:
+    def run(self, task: Any, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Any]]:
         """Do the chunks of a round, and yield each with its results, in their order.
 
         Raises SimulationError if a worker cannot begin.
         """
         stream, source = PICKLES.dump(task), iter(chunks)
         begun = number = 0  # chunks that a worker was given, and that were yielded
-        done: dict[int, tuple[Chunk, Results]] = {}
+        done: dict[int, tuple[Chunk, Any]] = {}
         while True:
             for worker in self._workers:
                 is_idle = worker.chunk is None and begun < number + _AHEAD * self._count
@@ -102,7 +102,7 @@ class ProcessPool:
                 yield done.pop(number)
                 number += 1
 
-    def _receive(self) -> dict[int, tuple[Chunk, Results]]:
+    def _receive(self) -> dict[int, tuple[Chunk, Any]]:
         """Wait for results. Return them and their chunks, by the number of the chunk."""
         busy = {worker.process.pipe: worker for worker in self._workers if worker.chunk is not None}
         found = {}
@@ -117,14 +117,13 @@ class ProcessPool:
                 found[number] = chunk, self._replace(worker, chunk)
         return found
 
-    def _replace(self, worker: _Worker, chunk: Chunk) -> Results:
+    def _replace(self, worker: _Worker, chunk: Chunk) -> Any:
         worker.process.end()
         worker.process.pipe.close()
         self._workers.remove(worker)
         log.warning("a worker process %s; its %d clients are lost", worker.process.fate, len(chunk.clients))
         self._start()
-        failure = ClientFailure(FailureKind.LOST, f"its process {worker.process.fate}")
-        return Results(failed=dict.fromkeys(chunk.clients, failure))
+        return self._lost(chunk, f"its process {worker.process.fate}")
 
 
 class _Worker:
@@ -149,23 +148,22 @@ class _Worker:
         with contextlib.suppress(OSError):  # it has ended, which is seen at the end of its pipe
             _send(self.process.pipe, stream)
 
-    def receive(self) -> Results:
+    def receive(self) -> Any:
         """Return the results of its chunk. Raises EOFError, OSError if it has ended, SimulationError if it cannot."""
         found = _receive(self.process.pipe)
         if isinstance(found, str):
             raise SimulationError(found)
-        assert isinstance(found, Results)
         return found
 
 
-def _work(worker: ChunkWorker, pipe: Connection) -> None:
+def _work(worker: Worker, pipe: Connection) -> None:
     """Do what comes, until None comes. Runs in the worker process."""
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     output = None if sys.stdout is None else Lines(sys.stdout)
     if output is not None:
         sys.stdout = cast("TextIO", output)
     while (message := _receive(pipe)) is not None:
-        if isinstance(message, Task):
+        if not isinstance(message, Chunk):
             worker.begin(message)
         else:
             results = worker.do(message)

@@ -8,12 +8,11 @@ workers there are.
 from __future__ import annotations
 
 import itertools
-import math
 import time
 import uuid
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,22 +26,14 @@ from fl.properties import ClientInfo
 from fl.report import ClientFailure, FailureKind, RoundReport
 from fl.server.answers import large_shares
 from fl.server.federation import Federation
-from fl.simulation.chunks import Chunk, Results
+from fl.simulation.chunks import Chunk, Engine, Results, chunk_size
 from fl.simulation.columns import ByClient, Ids, Metrics
 from fl.simulation.kept import Kept
 from fl.status import ClientStatus, Stage
 from fl.trainer import Train
 
-_CHUNKS = 16  # at least, of a round with as many clients: so workers have as much to do
 _SHOWN = 1000  # clients of which `status` says where they stand
 _STAGES = {ClientState.TRAINING: Stage.TRAINING, ClientState.DONE: Stage.DONE, ClientState.FAILED: Stage.FAILED}
-
-
-class Engine(Protocol):
-    """Does chunks of clients."""
-
-    def run(self, task: Task, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Results]]:
-        """Do chunks with one task, and yield each with its results, in their order."""
 
 
 class Population:
@@ -70,9 +61,7 @@ class Population:
             yield chunk, results
 
     def _chunks(self, task: Task, clients: Sequence[int]) -> Iterator[Chunk]:
-        """Divide clients into chunks. Their size depends on the number of clients only, and so does the rounding."""
-        size = max(1, min(math.isqrt(len(clients)), len(clients) // _CHUNKS))
-        calls = self._calls[task.job.purpose]
+        size, calls = chunk_size(len(clients)), self._calls[task.job.purpose]
         for start in range(0, len(clients), size):
             part = clients[start : start + size]
             calls[part] += 1

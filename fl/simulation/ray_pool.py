@@ -18,9 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from fl.errors import SimulationError
-from fl.messages import Task
-from fl.report import ClientFailure, FailureKind
-from fl.simulation.chunks import Chunk, ChunkWorker, Results
+from fl.simulation.chunks import Chunk, Worker
 from netq.errors import InvalidOption
 from netq.text import describe
 from netq.version import DISTRIBUTION
@@ -45,12 +43,13 @@ class RayPool:
     Raises InvalidOption.
     """
 
-    def __init__(self, worker: ChunkWorker, count: int | None, address: str | None, options: Mapping[str, Any]) -> None:
+    def __init__(self, worker: Worker, count: int | None, address: str | None, options: Mapping[str, Any]) -> None:
         self._worker = worker
         self._count = count
         self._address = address
         self._options = {"num_cpus": 1, **options}
         self._is_ours = False
+        self._tasks = 0  # calls of `run`
         self._idle: list[Any] = []
         self._busy: dict[Any, tuple[Any, int, Chunk]] = {}  # by the reference of the result
         self._ray = _ray()
@@ -112,16 +111,17 @@ class RayPool:
         if self._is_ours:
             self._ray.shutdown()
 
-    def run(self, task: Task, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Results]]:
+    def run(self, task: Any, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Any]]:
         """Do chunks with one task, and yield each with its results, in their order. Raises SimulationError."""
         stored, source = self._ray.put(task), iter(chunks)
+        self._tasks += 1
         size = len(self._idle)
         begun = number = 0  # chunks that an actor was given, and that were yielded
-        done: dict[int, tuple[Chunk, Results]] = {}
+        done: dict[int, tuple[Chunk, Any]] = {}
         while True:
             while self._idle and begun < number + _AHEAD * size and (chunk := next(source, None)) is not None:
                 actor = self._idle.pop()
-                self._busy[actor.do.remote(stored, chunk)] = actor, begun, chunk
+                self._busy[actor.do.remote(self._tasks, stored, chunk)] = actor, begun, chunk
                 begun += 1
             if number == begun:
                 return
@@ -131,13 +131,13 @@ class RayPool:
                 yield done.pop(number)
                 number += 1
 
-    def _receive(self) -> dict[int, tuple[Chunk, Results]]:
+    def _receive(self) -> dict[int, tuple[Chunk, Any]]:
         """Wait for results. Return them and their chunks, by the number of the chunk."""
         errors = self._ray.exceptions
         (reference,), _ = self._ray.wait(list(self._busy))
         actor, number, chunk = self._busy.pop(reference)
         try:
-            results: Results = self._ray.get(reference)
+            results = self._ray.get(reference)
         except errors.ActorDiedError as error:
             if error.error_msg and "__init__" in error.error_msg:
                 raise SimulationError(_WITHOUT_US.format(error)) from error
@@ -150,13 +150,12 @@ class RayPool:
             self._idle.append(actor)
         return {number: (chunk, results)}
 
-    def _replace(self, actor: Any, chunk: Chunk, error: Exception) -> Results:
+    def _replace(self, actor: Any, chunk: Chunk, error: Exception) -> Any:
         self._ray.kill(actor)
         why = str(error).splitlines()[0]
         log.warning("an actor of Ray has died; its %d clients are lost: %s", len(chunk.clients), why)
         self._idle.append(self._actor.remote(self._reference))
-        failure = ClientFailure(FailureKind.LOST, "its actor of Ray has died; Ray's log may say why")
-        return Results(failed=dict.fromkeys(chunk.clients, failure))
+        return self._worker.lost(chunk, "its actor of Ray has died; Ray's log may say why")
 
 
 _WITHOUT_US = (
@@ -169,12 +168,12 @@ class _Actor:
     """Does chunks, in a process of Ray."""
 
     def __init__(self, worker: bytes) -> None:
-        self._worker: ChunkWorker = pickle.loads(worker)
-        self._job: Any = None
+        self._worker: Worker = pickle.loads(worker)
+        self._number = 0  # of the task that it has
 
-    def do(self, task: Task, chunk: Chunk) -> Results:
-        if self._job != task.job:
-            self._job = task.job
+    def do(self, number: int, task: Any, chunk: Chunk) -> Any:
+        if self._number != number:
+            self._number = number
             self._worker.begin(task)
         return self._worker.do(chunk)
 

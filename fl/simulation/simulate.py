@@ -34,14 +34,14 @@ from fl.server.validation import checked_callbacks
 from fl.simulation.arguments import Engine as EngineName
 from fl.simulation.arguments import as_client, check_clients, check_engine, check_names, check_settings
 from fl.simulation.calls import Calls
-from fl.simulation.chunks import ChunkWorker
+from fl.simulation.chunks import ChunkWorker, Engine
 from fl.simulation.devices import Devices
 from fl.simulation.kept import Kept
 from fl.simulation.launch import Method, cores
 from fl.simulation.network import connected
 from fl.simulation.output import shown
 from fl.simulation.pool import ProcessPool
-from fl.simulation.population import Engine, Population
+from fl.simulation.population import Population
 from fl.simulation.rounds import AtOnce, Training, VirtualServer
 from fl.simulation.timed import ByClock, Clock
 from fl.strategies.base import Strategy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Any
 
@@ -16,6 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 import fl.flower
 import netq
 from fl.errors import SimulationError
+from fl.simulation.arguments import Engine
 from tests.fl.flower.apps import app, server
 from tests.fl.flower.federation import error_of
 from tests.fl.flower.test_strategies import NODES, assert_same, in_process
@@ -61,34 +63,43 @@ def ask_all(group: str, replies: list[Message]) -> ServerApp:
     return made
 
 
-def simulate(group: str, nodes: int = 3) -> list[Message]:
+def simulate(group: str, engine: Engine, nodes: int = 3) -> list[Message]:
     replies: list[Message] = []
-    fl.flower.simulate(ask_all(group, replies), asked, nodes, run_config={"lr": 0.5}, processes=2)
+    options: dict[str, Any] = {"run_config": {"lr": 0.5}, "processes": 2, "engine": engine}
+    fl.flower.simulate(ask_all(group, replies), asked, nodes, **options)
     return replies
 
 
-def test_the_result_is_that_of_one_process() -> None:
+every_engine = pytest.mark.parametrize("engine", ["processes", "network"])
+
+
+@every_engine
+def test_the_result_is_that_of_one_process(engine: Engine) -> None:
     server_app, results = server(FedAvg())
-    fl.flower.simulate(server_app, app, NODES, processes=2)
+    fl.flower.simulate(server_app, app, NODES, processes=2, engine=engine)
     assert_same(results[0], in_process(FedAvg()))
 
 
-def test_each_node_has_its_partition_in_a_process() -> None:
-    metrics: list[Any] = [reply.content["metrics"] for reply in simulate("answer")]
+@every_engine
+def test_each_node_has_its_partition_in_a_process(engine: Engine) -> None:
+    metrics: list[Any] = [reply.content["metrics"] for reply in simulate("answer", engine)]
     assert sorted(each["number"] for each in metrics) == [0, 1, 2]
     assert {each["of"] for each in metrics} == {3}
     processes = {each["pid"] for each in metrics}
-    assert len(processes) == 2
+    assert len(processes) <= 2
     assert os.getpid() not in processes
 
 
-def test_nodes_draw_independent_numbers_in_any_process() -> None:
-    drawn: list[Any] = [reply.content["metrics"]["drawn"] for reply in simulate("once") + simulate("again")]
+@every_engine
+def test_nodes_draw_independent_numbers_in_any_process(engine: Engine) -> None:
+    replies = simulate("once", engine) + simulate("again", engine)
+    drawn: list[Any] = [reply.content["metrics"]["drawn"] for reply in replies]
     assert len(set(drawn)) == 6
 
 
-def test_app_that_raises_is_an_error_of_its_reply() -> None:
-    replies = simulate("raise")
+@every_engine
+def test_app_that_raises_is_an_error_of_its_reply(engine: Engine) -> None:
+    replies = simulate("raise", engine)
     (failed,) = [reply for reply in replies if reply.has_error()]
     assert error_of(failed).reason == "<class 'OSError'>:<'the disk is full'>"
     assert len(replies) == 3
@@ -96,7 +107,41 @@ def test_app_that_raises_is_an_error_of_its_reply() -> None:
 
 def test_process_that_ends_too_soon_is_an_error() -> None:
     with pytest.raises(SimulationError, match="the process of client 1 was ended by SIGKILL"):
-        simulate("die")
+        simulate("die", "network")
+
+
+def test_process_that_ends_costs_the_answers_of_its_virtual_nodes() -> None:
+    replies = simulate("die", "processes")
+    (failed,) = [reply for reply in replies if reply.has_error()]
+    assert re.fullmatch(r"node \d+ \(client 1\): its process was ended by SIGKILL; .*", error_of(failed).reason)
+    assert len(replies) == 3
+
+
+def test_virtual_nodes_keep_their_context_and_are_pulled_in_any_order() -> None:
+    found: dict[int, list[float]] = {}
+    made = ServerApp()
+
+    @made.main()
+    def main(grid: Any, context: Context) -> None:
+        nodes = grid.get_node_ids()
+        for _ in range(3):
+            ids = list(grid.push_messages([Message(RecordDict(), node, "query.count") for node in nodes]))
+            assert grid.pull_messages(["none"])[0].has_error()
+            for reply in [*grid.pull_messages(ids[2:]), *grid.pull_messages(ids[:2])]:
+                found.setdefault(reply.metadata.src_node_id, []).append(reply.content["metrics"]["count"])
+            assert all(reply.has_error() for reply in grid.pull_messages(ids))
+        (absent,) = grid.send_and_receive([Message(RecordDict(), 77, "query.count")])
+        assert error_of(absent).reason == "node 77: there is none"
+
+    fl.flower.simulate(made, asked, 4, processes=2)
+    assert list(found.values()) == [[1, 2, 3]] * 4
+
+
+@asked.query("count")
+def count(message: Message, context: Context) -> Message:
+    record: Any = context.state.setdefault("seen", MetricRecord({"count": 0}))
+    record["count"] += 1
+    return Message(RecordDict({"metrics": record}), reply_to=message)
 
 
 @pytest.mark.parametrize(
