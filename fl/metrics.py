@@ -102,10 +102,11 @@ def for_json(value: Plain) -> Any:
 
 
 def merged(
-    clients: Mapping[Client, Mapping[str, Value]], weights: Mapping[Client, int], lost: Mapping[str, int]
+    clients: Mapping[Client, Mapping[str, Value]], weights: Mapping[Client, int], lost: Mapping[str, int], number: int
 ) -> Merged:
     """Return the means of the clients' metrics, weighted by their number of examples, and the sums of Sums.
 
+    clients: those that have metrics. number: of all.
     lost: of how many further clients there was no room for a metric.
 
     First the names that most clients have, then in alphabetical order. Names that at most half of the clients have
@@ -116,13 +117,13 @@ def merged(
     counts = Counter(name for metrics in clients.values() for name in metrics)
     for name in counts:
         counts[name] += lost.get(name, 0)
-    of_most = sum(2 * count > len(clients) for count in counts.values())
+    of_most = sum(2 * count > number for count in counts.values())
     names = sorted(counts, key=lambda name: (-counts[name], name))[: min(max(of_most, _FEW_NAMES), _MAX_METRICS)]
     found = Merged({}, {}, {})
     for name in names:
         alike = _alike({peer: metrics[name] for peer, metrics in clients.items() if name in metrics})
         first = next(iter(alike.values()))
-        if isinstance(_plain(first), np.ndarray) and 2 * counts[name] <= len(clients):
+        if isinstance(_plain(first), np.ndarray) and 2 * counts[name] <= number:
             continue
         finite = {peer: value for peer, value in alike.items() if _is_finite(value)}
         if len(alike) < counts[name]:

@@ -59,22 +59,25 @@ class Trainer:
         self.state: dict[str, Any] = {}
         self.local: dict[str, Any] = {}
 
-    def anew(self, seed: int) -> Trainer:
-        """Return one with these functions and compression that keeps nothing. Its updates are checked elsewhere.
+    def packs(self, task: Task) -> bool:
+        """Return whether the update of a task is packed, or sent as a difference."""
+        return self._packing.packs(task)
 
-        seed: of its random rounding.
+    def begin_anew(self, kept: Mapping[str, Any], seed: int | None) -> None:
+        """Become the trainer of another client, with the same functions and compression.
+
+        kept: what `save` of it has returned. seed: of its random rounding. Updates are checked elsewhere.
         """
-        other = Trainer.__new__(Trainer)
-        other._functions = self._functions
-        other._packing = self._packing.anew(seed)
-        other._warns = False
-        other.state, other.local = {}, {}
-        return other
+        self._warns = False
+        self.state, self.local = {}, {}
+        self._packing.begin_anew(seed)
+        if kept:
+            self.restore(kept)
 
     @property
     def seed(self) -> int | None:
         """Of the random rounding, if the client has one of its own."""
-        return self._packing.seed
+        return self._packing.own_seed
 
     @property
     def evaluates(self) -> bool:
@@ -107,7 +110,7 @@ class Trainer:
             packs = self._packing.packs(task)
             like = specs_of(task.model) if self._warns else None
             start = copied(of_role(task.model, task.roles, "trained")) if packs else {}
-            constants = copied(of_role(task.model, task.roles, "constant"))
+            constants = copied(of_role(task.model, task.roles, "constant")) if task.roles else {}
             state, local = dict(self.state), copied(of_role(self.local, task.roles, "local"))
             begin = time.perf_counter()
             config = {**task.config, "round": number, "state": state}
@@ -116,10 +119,10 @@ class Trainer:
             if isinstance(content, Skip):
                 log.info("%s is skipped: %s", what, content)
             if isinstance(content, Update):
-                local = of_role(content.model, task.roles, "local")
+                local = of_role(content.model, task.roles, "local") if task.roles else {}
                 specs_of(local)  # it can be kept
                 local = copied(local)
-                model = _without(content.model, local, constants)
+                model = _without(content.model, local, constants) if task.roles else content.model
                 if like is not None:
                     _warn_if_unlike(what, model, task.roles, like)
                 if packs:
@@ -210,16 +213,17 @@ class _Packing:
     """Packs updates. Keeps the changes that compression left out of one update, and adds them to the next."""
 
     def __init__(self, compression: Compression | str | None, seed: int | None) -> None:
-        self.seed = seed
+        self.seed = self.own_seed = seed
+        self._is_used = False  # it has packed an update, or keeps something
         self._own = compression if compression in (None, AUTO) else as_compression(compression)
         self._compressor = Compressor(_NONE)
         self._run: int | None = None  # of the server whose model was packed last
 
-    def anew(self, seed: int) -> _Packing:
-        """Return one with the same compression that keeps nothing."""
-        other = _Packing(None, seed)
-        other._own = self._own
-        return other
+    def begin_anew(self, seed: int | None) -> None:
+        """Keep nothing, with another seed."""
+        self.seed = seed
+        if self._is_used:
+            self._compressor, self._run, self._is_used = Compressor(_NONE), None, False
 
     def save(self) -> dict[str, Any]:
         """Return the residual, and what it belongs to. Empty if there is none."""
@@ -229,6 +233,7 @@ class _Packing:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `save` has returned."""
+        self._is_used = True
         if "residuals" in saved:
             self._use(as_compression(saved["compression"]))
             self._compressor.residuals.update(saved["residuals"])
@@ -240,6 +245,7 @@ class _Packing:
 
     def pack(self, task: Task, model: Model, start: Model, seconds: float, rate: float | None) -> dict[str, Any]:
         """Return the update of a model that was trained for `seconds`. Raises InvalidUpdate."""
+        self._is_used = True
         compression = self._compression(task)
         if isinstance(compression, str):
             compression = choose(nbytes(start), sum(spec.size for spec in specs_of(start).values()), seconds, rate)

@@ -148,7 +148,7 @@ class Answers:
     def merged(self) -> Merged:
         """Return the means of the metrics by number of examples; a client counts with its last answer."""
         lost = Counter(name for each in self.counted.values() for name in each.without_room)
-        return merged(self.metrics, self.num_examples, lost)
+        return merged(self.metrics, self.num_examples, lost, len(self.counted))
 
     def shares(self) -> dict[uuid.UUID, float]:
         """Return the share of the examples of each client that has more than half of them, among three or more."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from fl.client import Client
-from fl.envelope import Purpose
 from fl.errors import SimulationError
 from fl.messages import Content, Skip, Task, Update, with_fields
 from fl.report import MEASURED, ClientFailure, FailureKind
@@ -32,6 +31,8 @@ from netq.text import describe
 from netq.utils.stream import PickleSerializer
 
 _CHUNKS = 16  # at least, of a round with as many clients: so workers have as much to do
+
+_NO_METRICS: Mapping[str, Any] = {}  # one object for all that have none
 
 log = logging.getLogger("netq.fl")
 
@@ -149,27 +150,25 @@ class ChunkWorker:
         return Results(failed=dict.fromkeys(chunk.clients, ClientFailure(FailureKind.LOST, why)))
 
     def _do(self, client: int, count: int, chunk: Chunk, results: Results) -> Content | str:
-        purpose: Purpose = self._task.job.purpose
-        trainer = self._trainer(client, count)
-        if client in chunk.kept:
-            trainer.restore(PICKLES.load(chunk.kept[client]))
-        numbers = {"partition": client, "partitions": len(self._clients)}
-        config = {**chunk.configs.get(client, {}), **self._task.config, **numbers}
+        purpose, kept = self._task.job.purpose, chunk.kept.get(client)
+        trainer = self._trainer(client)
+        seed = self._calls.rounding_seed(client, count, trainer.seed) if trainer.packs(self._task) else None
+        trainer.begin_anew(PICKLES.load(kept) if kept else {}, seed)
+        config = {**chunk.configs.get(client, {}), **self._task.config}
+        config |= {"partition": client, "partitions": len(self._clients)}
         task = with_fields(self._task, model=copied(self._task.model), config=config)
         with self._calls.alone(client, purpose, count):
             content = trainer.do(task)
-        kept = trainer.save() if purpose == "train" else {}
-        if kept or (purpose == "train" and client in chunk.kept):
-            results.kept[client] = _bytes_of(kept)
+        if purpose == "train" and ((keeps := trainer.save()) or kept):
+            results.kept[client] = _bytes_of(keeps)
         return content
 
-    def _trainer(self, client: int, count: int) -> Trainer:
-        """Return a trainer that keeps nothing yet."""
+    def _trainer(self, client: int) -> Trainer:
         each = self._clients[client]
         trainer = each.trainer if isinstance(each, Client) else self._trainers.get(each)
         if trainer is None:
             trainer = self._trainers[each] = Trainer(each)  # type: ignore[index,arg-type]  # it is a function
-        return trainer.anew(self._calls.rounding_seed(client, count, trainer.seed))
+        return trainer
 
     def _take(self, client: int, content: Content | str, results: Results) -> None:
         """Fold an update, or note what else has come of a client's task."""
@@ -193,7 +192,7 @@ class ChunkWorker:
                 results.failed[client] = failure
                 return
         metrics = {name: value for name, value in content.metrics.items() if not name.startswith(MEASURED)}
-        results.good.append((client, examples, metrics))
+        results.good.append((client, examples, metrics or _NO_METRICS))
 
 
 class _Errors(logging.Handler):

@@ -122,16 +122,18 @@ class Tally:
         """Of the clients whose answers count."""
         return {client: examples for client, (examples, _) in self.good.items()}
 
-    def merged(self) -> Merged:
+    def merged(self, examples: Mapping[int, int]) -> Merged:
         """Return the means of the metrics by number of examples."""
-        return merged({client: metrics for client, (_, metrics) in self.good.items()}, self.examples, {})
+        metrics = {client: metrics for client, (_, metrics) in self.good.items() if metrics}
+        return merged(metrics, examples, {}, len(self.good))
 
 
 def report(
     number: int, attempt: int, training: Tally, evaluation: Tally, seconds: float, suspended: Sequence[int] = ()
 ) -> RoundReport:
     """Return the report of a round. What it has of each client takes some bytes."""
-    metrics, evaluated = training.merged(), evaluation.merged()
+    examples, evaluated_examples = training.examples, evaluation.examples
+    metrics, evaluated = training.merged(examples), evaluation.merged(evaluated_examples)
     ids, evaluators = Ids(training.good), Ids(evaluation.good)
     return RoundReport(
         number=number,
@@ -145,8 +147,8 @@ def report(
         evaluation_not_finite=evaluated.not_finite,
         left_out=metrics.left_out,
         evaluation_left_out=evaluated.left_out,
-        num_examples=ByClient(ids, array("q", training.examples.values())),
-        evaluation_examples=ByClient(evaluators, array("q", evaluation.examples.values())),
+        num_examples=ByClient(ids, array("q", examples.values())),
+        evaluation_examples=ByClient(evaluators, array("q", evaluated_examples.values())),
         metrics=metrics.values,
         evaluation=evaluated.values,
         seconds=seconds,
@@ -155,7 +157,7 @@ def report(
         staleness=_by_id(training.staleness),
         client_metrics=ByClient(ids, Metrics([metrics for _, metrics in training.good.values()])),
         client_evaluation=ByClient(evaluators, Metrics([metrics for _, metrics in evaluation.good.values()])),
-        shares=_by_id(large_shares(training.examples)),
+        shares=_by_id(large_shares(examples)),
         suspended=tuple(uuid.UUID(int=client) for client in suspended),
     )
 

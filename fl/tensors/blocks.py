@@ -12,8 +12,7 @@ import math
 import reprlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +33,7 @@ _PAGE = 4096
 _BLAS_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A tensor of an update.
 
     bits: its memory as an array: the elements, or their bit patterns as unsigned integers if numpy lacks the dtype.

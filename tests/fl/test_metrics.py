@@ -28,7 +28,7 @@ NAN = math.nan
 
 def of_clients(*metrics: Mapping[str, Any], weights: tuple[int, ...] = ()) -> Merged:
     clients = dict(enumerate(map(checked, metrics)))
-    return merged(clients, dict(enumerate(weights or [1] * len(metrics))), {})
+    return merged(clients, dict(enumerate(weights or [1] * len(metrics))), {}, len(metrics))
 
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:

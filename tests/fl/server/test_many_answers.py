@@ -71,6 +71,7 @@ def run(count: int, rule: RoundRule, monkeypatch: pytest.MonkeyPatch) -> Counter
         clients,  # type: ignore[arg-type]
         standing,
         strategy,  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
         Callbacks(()),
         Task(JOB, {}, {}),
         rule,

@@ -567,12 +567,22 @@ def test_wrong_options_are_refused(settings: dict[str, Any], why: str) -> None:
 # The page
 
 
-def test_code_of_the_page_runs() -> None:
-    code, _ = Page("docs/how-to/simulation.md").blocks("python")
+def test_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, clock, _ = Page("docs/how-to/simulation.md").blocks("python")
     names: dict[str, Any] = {}
     exec(code, names)
     assert [len(report.clients) for report in names["result"].reports] == [4] * 20
     assert 20 < names["result"].model["w"][0] < 120
+
+    def evaluates(model: Any, config: Mapping[str, Any]) -> Report:
+        return Report(1, {"accuracy": float(model["w"][0])})
+
+    monkeypatch.chdir(tmp_path)
+    names |= {"model": zeros(), "clients": [fl.Client(adds(1), evaluates) for _ in range(20)]}
+    exec(clock.replace("fl.callbacks.plots.rounds", "dict"), names)  # matplotlib keeps its fonts open
+    seconds = {name: sum(report.seconds for report in reports) for name, reports in names["runs"].items()}
+    assert seconds["FedAvg"] == pytest.approx(20 * 100, rel=0.01)
+    assert seconds["FedBuff"] < seconds["FedAvg"]
 
 
 def test_diverged_clients_end_the_simulation_at_once() -> None:
