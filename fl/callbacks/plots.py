@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Run: TypeAlias = "str | os.PathLike[str] | Iterable[RoundReport]"
 _NO_MARKUP: Any = {"parse_math": False, "usetex": False}  # clients choose the names of metrics
 _LABELS = {"round": "round", "seconds": "time in seconds"}
+_MARKED = 100  # rounds of a run up to which each is a point
 _Rounds: TypeAlias = Sequence[Mapping[str, Any]]  # each as fl.callbacks.jsonl.record returns it
 
 
@@ -100,7 +101,8 @@ def _places(rounds: _Rounds, by: str) -> list[float]:
 
 def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], kind: str, name: str, by: str) -> None:
     for each in runs.values():
-        axes.plot(_places(each, by), [_value(r[kind].get(name)) for r in each], marker="o", markersize=3)
+        marker = "o" if len(each) <= _MARKED else ""
+        axes.plot(_places(each, by), [_value(r[kind].get(name)) for r in each], marker=marker, markersize=3)
     axes.set_ylabel(printable(name), **_NO_MARKUP)
     axes.grid(alpha=0.3)
     if len(runs) > 1:
