@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from fl.callbacks.base import ClientState
 from fl.envelope import PURPOSES
+from fl.errors import InvalidUpdate
 from fl.messages import Task
 from fl.report import RoundReport
 from fl.server.federation import Federation, Void
@@ -172,7 +173,11 @@ class AtOnce:
         """Fold what a worker has folded, or the updates that it has not: some of them may be refused."""
         aggregation = self._federation.aggregation
         if results.folded:
-            aggregation.merge(model, results.folded)
+            try:
+                aggregation.merge(model, results.folded)
+            except InvalidUpdate as error:  # of finite updates, whose sum is not
+                results.failed |= {client: aggregation.failure_of(error) for client, _, _ in results.good}
+                results.good = []
         if results.updates:
             good, results.good = results.good, []
             for each, update in zip(good, results.updates, strict=True):

@@ -75,6 +75,7 @@ class Clock:
         self.now = begin
         self._population = population
         self._devices = devices
+        self._are_always_there = all(device.hours is None for device in devices)
         self._grace = grace
         self._seed = seed
         self._numbers = itertools.count()  # of equal times the first one comes first
@@ -110,21 +111,26 @@ class Clock:
                 self.now = max(self.now, until)
                 return None
             else:
-                self.now, _, errand = heapq.heappop(self._coming)
+                time, _, errand = heapq.heappop(self._coming)
+                self.now = max(self.now, time)  # it may have arrived in a pause
                 if not errand.is_over:
                     return errand
         return None
 
-    def there(self) -> list[int]:
+    def there(self) -> Sequence[int]:
         """Return the clients whose devices are there now."""
+        if self._are_always_there:
+            return range(len(self._devices))
         return [client for client, device in enumerate(self._devices) if device.is_there(self.now)]
 
     def is_there(self, client: int) -> bool:
         """Return whether a client's device is there now."""
         return self._devices[client].is_there(self.now)
 
-    def wait_for(self, count: int) -> list[int]:
+    def wait_for(self, count: int) -> Sequence[int]:
         """Go on to the time when so many devices are there, and return them. Raises InvalidOption if there is none."""
+        if len(there := self.there()) >= count:
+            return there
         for time in sorted({self.now, *(device.comes(self.now) for device in self._devices)}):
             before, self.now = self.now, time
             if len(there := self.there()) >= count:
