@@ -1,4 +1,4 @@
-"""A server of fl with many clients: python -m benchmarks.federation.many.
+"""A server of fl with many clients: python -m benchmarks.federation.many. Writes docs/reference/benchmarks-many.md.
 
 Rounds of 100 and 1,000 clients that add 1 to a model of 1 MB, over TCP and TLS; and 10,000 idle clients over TCP. The
 server is a process of its own, and only its processor time and memory count. Another process has the clients
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import platform
 import resource
 import statistics
 import sys
@@ -28,6 +29,22 @@ from netq.bench.output import markdown
 from netq.bench.resources import Meter
 from netq.security.tls import client_side
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "benchmarks-many.md"
+TOP = """\
+# One server, many clients
+
+Written by `python -m benchmarks.federation.many --repeat {repeat}`, which writes it again: do not edit.
+
+Rounds of a model of {mb} MB that each client adds 1 to, all clients in each round, and clients that only wait. Server
+and clients are two processes on the same two cores. A thousand programs would not fit there, so one process has all
+clients: each with a session and a connection of its own, in one thread. Seconds are those of all rounds but the first
+of each run: the median, with the fastest and the slowest in brackets; they count both processes' work. Processor time
+and memory are the server's alone; memory is the peak beyond what it had before it made its server. The goal is three
+models, 100 MB, and 150 KiB a client.
+
+Machine: {machine}, Python {python}.
+
+"""
 _MODEL_MB = 1
 _IDLE = 30.0  # seconds of which the idle clients' processor time is measured
 _SETTLE = 5.0  # seconds before that
@@ -67,16 +84,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{row.name}: {figures}", file=sys.stderr, flush=True)
             if figures is not None:
                 found[row].append(figures)
-    print(f"Machine: {page.machine()}. Runs of each row: {args.repeat}.\n")
     training = [_training(row, found[row]) for row in TRAINING if found.get(row)]
     idle = [_idle(row, found[row]) for row in IDLE if found.get(row)]
+    top = TOP.format(repeat=args.repeat, mb=_MODEL_MB, machine=page.machine(), python=platform.python_version())
+    lines = [top.rstrip(), ""]
     if training:
-        goal = "goal, MB"
-        print(
-            *markdown([["", "s/round", "server, CPU s/round", "server, MB", goal, "s to connect"], *training]), sep="\n"
-        )
+        head = ["", "s/round", "server, CPU s/round", "server, MB", "goal, MB", "s to connect"]
+        lines += [*markdown([head, *training]), ""]
     if idle:
-        print("", *markdown([["", "server, % of a core", "server, KiB/client", "s to connect"], *idle]), sep="\n")
+        lines += [*markdown([["", "server, % of a core", "server, KiB/client", "s to connect"], *idle]), ""]
+    text = "\n".join(lines)
+    print(text)
+    if len(chosen) == len(TRAINING) + len(IDLE) and all(found.values()):
+        PAGE.write_text(text, encoding="utf-8")
 
 
 def _measure(row: Row) -> dict[str, Any] | None:
