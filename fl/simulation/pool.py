@@ -34,6 +34,8 @@ from netq.utils.stream import Stream
 log = logging.getLogger("netq.fl")
 
 _AHEAD = 4  # chunks for each worker that may be under way, or done and waiting for the ones before them
+_SMALL = 64 * 1024  # bytes of a message that is sent in one piece
+_WHOLE, _SIZES = b"\0", b"\1"  # at the end of the first piece: it is the whole message, or has the sizes of others
 _EXIT_TIMEOUT = 2.0  # seconds that a worker has at the end, to print what it has to print and exit
 
 
@@ -183,20 +185,23 @@ def _end_with_parent(pipe: Connection) -> None:
 
 
 def _send(pipe: Connection, stream: Stream) -> None:
-    """Send a message. Its large buffers are not copied here."""
-    buffers = stream.buffers
-    pipe.send_bytes(pickle.dumps([buffer.nbytes for buffer in buffers]))
+    """Send a message. Its large buffers are not copied here. A small one is one piece: each costs two system calls."""
+    if stream.nbytes <= _SMALL:
+        pipe.send_bytes(b"".join([*stream.buffers, _WHOLE]))
+        return
+    buffers = [buffer for buffer in stream.buffers if buffer.nbytes]
+    pipe.send_bytes(pickle.dumps([buffer.nbytes for buffer in buffers]) + _SIZES)
     for buffer in buffers:
-        if buffer.nbytes:
-            pipe.send_bytes(buffer)
+        pipe.send_bytes(buffer)
 
 
 def _receive(pipe: Connection) -> Any:
-    sizes = pickle.loads(pipe.recv_bytes())
-    if isinstance(sizes, str):  # of launch.run_unpickled
-        return sizes
-    buffers = [memoryview(bytearray(size)) for size in sizes]
+    first = memoryview(pipe.recv_bytes())
+    if first[-1:] == _WHOLE:
+        return PICKLES.load(Stream.of(first[:-1]))
+    if first[-1:] != _SIZES:  # of launch.run_unpickled: what the worker could not begin for
+        return pickle.loads(first)
+    buffers = [memoryview(bytearray(size)) for size in pickle.loads(first[:-1])]
     for buffer in buffers:
-        if buffer.nbytes:
-            pipe.recv_bytes_into(buffer)
+        pipe.recv_bytes_into(buffer)
     return PICKLES.load(Stream.of(*buffers))
