@@ -205,9 +205,9 @@ class WeightedMean:
         check_names(values, specs)
         check_names(bases, {name: spec for name, spec in specs.items() if spec.is_long})
         for name, spec in specs.items():
-            for array, dtype in ((values[name], spec.accumulator), (bases.get(name), np.dtype(spec.dtype))):
-                if array is not None and (array.shape, array.dtype) != ((spec.size,), dtype):
-                    raise InvalidUpdate(f"{name!r}: a mean of another model; expected {dtype} of shape {(spec.size,)}")
+            _check_flat(name, values[name], spec.size, spec.accumulator)
+            if spec.is_long:
+                _check_flat(name, bases[name], spec.size, np.dtype(spec.dtype))
             check_finite(name, source_of(name, values[name]), scratch)
 
     def blocks(self, model: Model) -> Iterator[Block]:
@@ -239,6 +239,11 @@ class WeightedMean:
         """Raise InvalidUpdate if nothing was folded."""
         if self.count == 0:
             raise InvalidUpdate("there is no mean: no update was folded")
+
+
+def _check_flat(name: str, array: Any, size: int, dtype: np.dtype[Any]) -> None:
+    if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != ((size,), dtype):
+        raise InvalidUpdate(f"{name!r}: a mean of another model; expected {dtype} of shape {(size,)}")
 
 
 def checked_weight(weight: Any) -> float:

@@ -91,10 +91,9 @@ class Callbacks(Callback):
         """Whether one of them wants no further round."""
         return any(callback.stop for callback in self._callbacks)
 
-    @property
-    def observes_clients(self) -> bool:
-        """Whether one of them wants to know what each client is doing."""
-        return any(type(callback).client_is is not Callback.client_is for callback in self._callbacks)
+    def wants(self, method: Callable[..., None]) -> bool:
+        """Return whether one of them overrides a method of Callback: calls of it for each client cost time."""
+        return any(getattr(type(each), method.__name__) is not method for each in self._callbacks)
 
     def check(self, model: Model) -> None:
         """Raise what they raise."""

@@ -44,7 +44,7 @@ class Aggregation:
         self._units = [name for name in model if roles[name] == "unit"]
         others = model.keys() - self._trained.keys() - set(self._constants)
         self._statistics = Statistics([name for name in model if name in others])
-        self._logged: set[type[Exception]] = set()  # errors of the strategy, with a traceback in the log
+        self._logged: set[type[Exception]] = set()  # errors of the strategy in this round, with a traceback in the log
         self._expected = specs_of({name: tensor for name, tensor in model.items() if roles[name] != "constant"})
         strategy.begin(self._part(model))
 
@@ -98,6 +98,7 @@ class Aggregation:
 
     def finish(self, model: Model, number: int) -> dict[str, Any]:
         """Return the next model. Raises InvalidUpdate for a result that is no model, and what `finish` raises."""
+        self._logged.clear()
         start = self._part(model)
         result = plain(self._strategy.finish(start, number=number))
         try:
@@ -112,6 +113,7 @@ class Aggregation:
 
     def abandon(self) -> None:
         """Discard the updates of this round."""
+        self._logged.clear()
         self._strategy.abandon()
         self._statistics.reset()
 

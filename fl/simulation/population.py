@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fl.callbacks.base import ClientState
+from fl.callbacks.base import Callback, ClientState
 from fl.client import Client
 from fl.envelope import PURPOSES
 from fl.errors import SimulationError
@@ -47,7 +47,7 @@ class Population:
         self._kept = kept
         self._config_of = federation.config_of
         self._callbacks = federation.callbacks
-        self._is_observed = federation.callbacks.observes_clients
+        self._is_observed = federation.callbacks.wants(Callback.client_is)
         self._calls = {purpose: np.zeros(len(clients), np.int64) for purpose in PURPOSES}  # tasks that each has had
         self._stages: dict[uuid.UUID, tuple[ClientState, float]] = {}
 
@@ -72,6 +72,11 @@ class Population:
             return {}
         infos = [ClientInfo(self.ids[client], self.properties.get(self.ids[client], {})) for client in clients]
         return {info.id.int: self._config_of(info, task.job.round) for info in infos}
+
+    def join(self) -> None:
+        """Tell the callbacks that all clients are there."""
+        for id in self.ids if self._callbacks.wants(Callback.client_joins) else ():
+            self._callbacks.client_joins(id, "")
 
     def forget_stages(self) -> None:
         """Begin a round."""

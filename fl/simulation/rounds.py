@@ -59,6 +59,7 @@ class VirtualServer:
         self._training = training
         self._run, self._id = secrets.randbits(63), uuid.uuid4()
         federation.callbacks.listens(self)
+        population.join()
 
     @property
     def model(self) -> Model:

@@ -72,7 +72,7 @@ def test_mixture_follows_the_dirichlet_distribution() -> None:
 
 
 def test_page_example_takes_the_part_of_one_client() -> None:
-    _, code = Page("docs/how-to/simulation.md").blocks("python")
+    *_, code = Page("docs/how-to/simulation.md").blocks("python")
     config = {"partition": 2, "partitions": 4}
     names: dict[str, Any] = {"fl": fl, "labels": LABELS, "images": LABELS, "config": config}
     exec(code, names)

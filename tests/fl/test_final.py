@@ -154,19 +154,18 @@ def test_a_late_client_has_time_to_say_that_it_wants_the_model(monkeypatch: pyte
 def test_a_session_that_begins_while_the_server_looks_at_the_others_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     with fl.Server(filled(0), at(netq.NetworkLocation("127.0.0.1", 0))) as server:
         queue = server._members.queue
-        statistics = queue.statistics
+        absences = queue.absences
 
         def looked() -> Any:
-            found = statistics()
+            monkeypatch.undo()
+            found = absences()
             server._members._session_begins(A)  # as netq's thread calls it, at any moment
             assert server.clients == ()  # as any thread may ask
             return found
 
-        monkeypatch.setattr(queue, "statistics", looked)
-        monkeypatch.setattr(server, "statistics", dict)
+        monkeypatch.setattr(queue, "absences", looked)
         server._members.update()
         assert server._members.is_new(A)
-        monkeypatch.undo()
 
 
 def test_ctrl_c_while_the_model_is_handed_out_closes_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -387,3 +387,18 @@ def test_dtypes_without_a_mean_are_refused(array: Any) -> None:
 def test_invalid_update_is_a_netq_error_and_a_value_error() -> None:
     assert issubclass(InvalidUpdate, NetqError)
     assert issubclass(InvalidUpdate, ValueError)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int64", "int8", "bool", "complex64"])
+def test_partial_of_every_dtype_merges(dtype: str) -> None:
+    """Two halves, each folded elsewhere, have the mean of all. 64-bit integers are exact beyond 2**53."""
+    tensors = [torch.tensor([1, 0, 1, value % 2]).to(getattr(torch, dtype)) for value in range(4)]
+    if dtype == "int64":
+        tensors = [each + 2**60 for each in tensors]
+    whole, parts, here = (WeightedMean({"w": tensors[0]}) for _ in range(3))
+    for number, tensor in enumerate(tensors):
+        whole.fold({"w": tensor}, 1.0)
+        parts.fold({"w": tensor}, 1.0)
+        if number % 2:
+            here.merge(parts.partial())
+    assert torch.equal(here.finish()["w"], whole.finish()["w"])

@@ -40,6 +40,10 @@ class Clock:
         """Return the time."""
         return time.monotonic() + self.passed
 
+    def time(self) -> float:
+        """Return the date, which a client tells when it introduces itself."""
+        return time.time()
+
 
 def test_a_late_update_that_counts_is_not_trained_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
