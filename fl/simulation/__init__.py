@@ -1,4 +1,4 @@
-"""A federation on one machine: server and clients in processes of this host, over a real transport.
+"""A federation on one machine: virtual clients on an engine, or a server and clients over a real transport.
 
 May import fl.server and fl.client and all that those may import.
 """
