@@ -33,12 +33,13 @@ Written by `make bench-simulation` (`python -m benchmarks.simulation --repeat {r
 edit.
 
 Each client has ten of scikit-learn's digits, trains a softmax regression of 650 float32 for one step, and is averaged
-with all others (FedAvg, no evaluation). In all rows but pfl's the step is the same function of numpy; pfl's is
-torch's. Each row is run {repeat} time(s), in turn, with all its processes on the same two cores. Clients a second are
-those of a round, the median of all rounds except the first of each run; "× fl" is how many times as many fl's processes
-do, of the rows with as many clients. Memory is the peak of the sum over all processes of a row (PSS: shared memory
-counts once), measured every 0.2 s. The accuracy is that of the last model on all 1,797 digits; it is the same where
-clients, rounds and arithmetic are.
+with all others (FedAvg, no evaluation). In all rows but pfl's the step is the same function of numpy; pfl's is torch's,
+in one process. The loop is one process, too: it copies the model, takes the step and adds, for each client. Each row is
+run {repeat} time(s), in turn, with all its processes on the same two cores. Clients a second are those of a round, the
+median of all rounds except the first of each run; "× fl" is how many times as many fl's processes do, of the rows with
+as many clients. Memory is the peak of the sum over all processes of a row (PSS: shared memory counts once), measured
+every 0.2 s. The accuracy is that of the last model on all 1,797 digits; it is the same where clients, rounds and
+arithmetic are.
 
 Machine: {machine}. flwr {flwr}, ray {ray}, pfl {pfl}, Python {python}.
 
@@ -67,6 +68,10 @@ def _ours(engine: str) -> Callable[[Processes, int, int], None]:
     return run
 
 
+def _loop(processes: Processes, clients: int, rounds: int) -> None:
+    processes.wait(processes.python("benchmarks.simulation.loop", str(clients), str(rounds)))
+
+
 def _flower(processes: Processes, clients: int, rounds: int) -> None:
     port, text = free_port(), "from benchmarks.simulation.app import {0}\n\napp = {0}\n"
     write_app(processes.folder, port, text.format("client_app"), text.format("server_app"))
@@ -89,6 +94,7 @@ ROWS = (
     Row("fl, network", 500, 6, _ours("network")),
     Row("Flower on Ray", 1_000, 4, _flower),
     Row("pfl", 1_000, 6, _pfl),
+    Row("numpy, a loop", 1_000, 12, _loop),
     Row("fl, processes", 100_000, 4, _ours("processes")),
     Row("fl, Ray", 100_000, 4, _ours("ray")),
     Row("pfl", 100_000, 2, _pfl),
