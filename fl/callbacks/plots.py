@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from fl.callbacks.jsonl import missing, read, record
 from fl.report import RoundReport
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Run: TypeAlias = "str | os.PathLike[str] | Iterable[RoundReport]"
+
+class Simulated(Protocol):
+    """The result of a simulation."""
+
+    @property
+    def reports(self) -> Sequence[RoundReport]:
+        """Of all attempts of rounds."""
+
+
+Run: TypeAlias = "str | os.PathLike[str] | Iterable[RoundReport] | Simulated"
 _NO_MARKUP: Any = {"parse_math": False, "usetex": False}  # clients choose the names of metrics
 _LABELS = {"round": "round", "seconds": "time in seconds"}
 _MARKED = 100  # rounds of a run up to which each is a point
@@ -38,7 +47,7 @@ def rounds(
 ) -> Figure:
     """Draw a metric and the bytes by round or by time, and return the figure.
 
-    runs:   files of fl.JsonLines, or reports, by the name of the run in the legend.
+    runs:   files of fl.JsonLines, reports, or results of fl.simulate, by the name of the run in the legend.
     metric: a name of the evaluation or, if no evaluation of these runs has it, of training. None: the first name found.
     by:     "round", or "seconds": of all rounds since the first one, also of those that did not count.
     out:    a file to write, as PNG, SVG or PDF by its suffix; its folder must exist.
@@ -68,7 +77,11 @@ def rounds(
 
 
 def _rounds_of(run: Run) -> _Rounds:
-    return read(run) if isinstance(run, (str, os.PathLike)) else [record(report) for report in run]
+    if isinstance(run, (str, os.PathLike)):
+        return read(run)
+    reports: Any = run
+    reports = getattr(reports, "reports", reports)
+    return [record(report) for report in reports]
 
 
 def _metric(runs: Mapping[str, _Rounds], name: str | None) -> tuple[str, str]:
@@ -90,7 +103,7 @@ def _metric(runs: Mapping[str, _Rounds], name: str | None) -> tuple[str, str]:
 
 
 def _value(value: float | list[Any] | None) -> float:
-    """Return a metric's value; NaN, which is not drawn, if the round does not have it."""
+    """Return a metric's value; NaN if the round does not have it."""
     return math.nan if value is None or isinstance(value, list) else value
 
 
@@ -101,8 +114,10 @@ def _places(rounds: _Rounds, by: str) -> list[float]:
 
 def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], kind: str, name: str, by: str) -> None:
     for each in runs.values():
-        marker = "o" if len(each) <= _MARKED else ""
-        axes.plot(_places(each, by), [_value(r[kind].get(name)) for r in each], marker=marker, markersize=3)
+        found = [(place, _value(r[kind].get(name))) for place, r in zip(_places(each, by), each, strict=True)]
+        found = [(place, value) for place, value in found if not math.isnan(value)]  # not each round is evaluated
+        marker = "o" if len(found) <= _MARKED else ""
+        axes.plot([place for place, _ in found], [value for _, value in found], marker=marker, markersize=3)
     axes.set_ylabel(printable(name), **_NO_MARKUP)
     axes.grid(alpha=0.3)
     if len(runs) > 1:

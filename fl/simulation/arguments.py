@@ -15,9 +15,9 @@ from netq.validate import expect, is_whole
 
 Engine: TypeAlias = Literal["processes", "ray", "network"]
 
-_ENGINES = get_args(Engine)
+ENGINES = get_args(Engine)
 _SETTINGS = set(inspect.signature(Server).parameters) - {"model", "options", "strategy", "protocol"}
-_OF_ENGINES: Mapping[str, tuple[Any, tuple[Engine, ...]]] = {  # by argument: its default, and the engines that have it
+_OFENGINES: Mapping[str, tuple[Any, tuple[Engine, ...]]] = {  # by argument: its default, and the engines that have it
     "start": ("fork", ("processes", "network")),
     "protocol": (netq.Protocol.TCP, ("network",)),
     "memory_limit": (None, ("network",)),
@@ -30,6 +30,8 @@ _OF_ENGINES: Mapping[str, tuple[Any, tuple[Engine, ...]]] = {  # by argument: it
 _ALIKE = {
     **dict.fromkeys(("num_rounds", "n_rounds", "epochs"), "did you mean rounds?"),
     **dict.fromkeys(("num_clients", "num_supernodes"), "did you mean clients, as in [train] * 4?"),
+    **dict.fromkeys(("deadline", "close_early"), "it is a field of patience, as in patience=fl.Patience(deadline=60)"),
+    **dict.fromkeys(("fraction", "clients_per_round"), "it is the strategy's, as in strategy=fl.FedAvg(fraction=0.1)"),
     **dict.fromkeys(("backend", "backend_name"), "did you mean engine?"),
     **dict.fromkeys(("backend_config", "client_resources"), 'did you mean actors, as in {"num_gpus": 0.25}?'),
 }
@@ -39,14 +41,14 @@ def check_names(settings: Mapping[str, Any], arguments: Sequence[str]) -> None:
     """Raise TypeError for settings that fl.Server does not have."""
     for name in settings:
         if name not in _SETTINGS:
-            hint = _ALIKE.get(name) or did_you_mean(name, [*arguments, *_SETTINGS])
+            hint = _ALIKE.get(name) or did_you_mean(name, [*arguments, *sorted(_SETTINGS)])
             raise TypeError(f"simulate has no argument {name!r}; {hint}")
 
 
 def check_engine(engine: Engine, arguments: Mapping[str, Any]) -> None:
     """Raise InvalidOption for arguments that this engine does not have."""
-    expect(engine in _ENGINES, "simulate.engine", engine, " or ".join(map(repr, _ENGINES)))
-    for name, (default, engines) in _OF_ENGINES.items():
+    expect(engine in ENGINES, "simulate.engine", engine, " or ".join(map(repr, ENGINES)))
+    for name, (default, engines) in _OFENGINES.items():
         value = arguments.get(name, default)
         others = " or ".join(f"engine={each!r}" for each in engines)
         is_default = value is default or (isinstance(value, str) and value == default)

@@ -14,7 +14,8 @@ import os
 import pickle
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from fl.errors import SimulationError
@@ -86,7 +87,10 @@ class RayPool:
             self._reference = self._ray.put(self._ray.cloudpickle.dumps(self._worker))
         except (TypeError, pickle.PicklingError) as error:
             raise InvalidOption(f"simulate.clients: cannot be pickled: {error}") from error
-        self._idle = [self._actor.remote(self._reference) for _ in range(self._count or room)]
+        self._idle = [self._new() for _ in range(self._count or room)]
+
+    def _new(self) -> Any:
+        return self._actor.remote(self._reference, sys.path)  # with the folders that this program has added
 
     def _room(self) -> int:
         """Return for how many actors the cluster has room."""
@@ -154,7 +158,7 @@ class RayPool:
         self._ray.kill(actor)
         why = str(error).splitlines()[0]
         log.warning("an actor of Ray has died; its %d clients are lost: %s", len(chunk.clients), why)
-        self._idle.append(self._actor.remote(self._reference))
+        self._idle.append(self._new())
         return self._worker.lost(chunk, "its actor of Ray has died; Ray's log may say why")
 
 
@@ -167,7 +171,8 @@ _WITHOUT_US = (
 class _Actor:
     """Does chunks, in a process of Ray."""
 
-    def __init__(self, worker: bytes) -> None:
+    def __init__(self, worker: bytes, path: Sequence[str]) -> None:
+        sys.path += [each for each in path if each not in sys.path]
         self._worker: Worker = pickle.loads(worker)
         self._number = 0  # of the task that it has
 

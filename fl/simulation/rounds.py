@@ -19,7 +19,7 @@ from fl.callbacks.base import ClientState
 from fl.envelope import PURPOSES
 from fl.errors import InvalidUpdate
 from fl.messages import Task
-from fl.report import RoundReport
+from fl.report import ClientFailure, RoundReport
 from fl.server.federation import Federation, Void
 from fl.simulation.chunks import Results
 from fl.simulation.population import Population, Tally, report
@@ -163,8 +163,7 @@ class AtOnce:
             for chunk, results in self._population.do(task, asked):
                 self._fold(task.model, results)
                 tally.add(results)
-                for client, failure in results.failed.items():
-                    log.warning("client %d: left out: %s", client, failure)
+                _log_failures(results.failed)
                 done = [client for client in chunk.clients if client not in results.failed]
                 self._population.note(done, ClientState.DONE, results.size // max(1, len(results.good)))
                 self._population.note(results.failed, ClientState.FAILED)
@@ -187,3 +186,13 @@ class AtOnce:
                     results.good.append(each)
                 else:
                     results.failed[each[0]] = failure
+
+
+def _log_failures(failed: Mapping[int, ClientFailure]) -> None:
+    """Log a line for each reason: a chunk that is lost has one for all its clients."""
+    clients: dict[str, list[int]] = {}
+    for client, failure in failed.items():
+        clients.setdefault(str(failure), []).append(client)
+    for reason, those in clients.items():
+        more = f" and {len(those) - 1} others" if len(those) > 1 else ""
+        log.warning("client %d%s: left out: %s", those[0], more, reason)

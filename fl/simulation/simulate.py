@@ -17,8 +17,9 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import netq
@@ -26,7 +27,7 @@ from fl.callbacks import plots
 from fl.client import Client
 from fl.errors import SimulationError
 from fl.properties import title
-from fl.report import FailureKind, RoundReport
+from fl.report import MEASURED, FailureKind, RoundReport
 from fl.server.federation import Federation
 from fl.server.patience import Patience
 from fl.server.server import Server
@@ -124,7 +125,8 @@ def simulate(
     address:   of a Ray cluster, as for ray.init: "auto", "ray://host:10001". None: a Ray of this machine, or the one
                that the program has begun.
     actors:    what Ray gives each actor: {"num_gpus": 0.25}.
-    measure:   called with the model after each round, in this process.
+    measure:   called with the model after each round, in this process. If it returns a dict, its numbers are in the
+               `evaluation` of the result's reports, as "server_…".
     seed:      of the clients' random numbers (docs/how-to/simulation.md, "Random numbers"), 0 or more. None: a new one,
                which the result has.
     progress:  whether stderr gets a line for each round. None: in a terminal or a notebook, unless an fl.Progress is
@@ -137,13 +139,15 @@ def simulate(
     engine "network" are the exception: they take updates as they arrive. Raises SimulationError, InvalidOption, and
     what fl.Server and `measure` raise.
     """
-    check_names(settings, [*inspect.signature(simulate).parameters])
+    check_names(settings, [name for name in inspect.signature(simulate).parameters if name != "settings"])
     expect(isinstance(strategy, Strategy | None), "simulate.strategy", strategy, "an object, as in fl.FedAvg()")
     strategy = strategy or FedAvg()
     expect(is_whole(rounds, 0), "simulate.rounds", rounds, "a whole number")
     of_engine = {"start": start, "protocol": protocol, "keep": keep, "devices": devices}
     check_engine(engine, {**settings, **of_engine, "address": address, "actors": actors})
-    expect(isinstance(devices, Devices | None), "simulate.devices", devices, "an fl.Devices")
+    right = "an fl.Devices, as of fl.Devices.from_csv('devices.csv')"
+    expect(isinstance(devices, Devices | None), "simulate.devices", devices, right)
+    expect(measure is None or callable(measure), "simulate.measure", measure, "a function of a model")
     check_clients(clients, processes)
     expect(seed is None or is_whole(seed, 0), "simulate.seed", seed, "a whole number, 0 or more, or None")
     seed = secrets.randbits(63) if seed is None else seed
@@ -170,10 +174,10 @@ def simulate(
     with made as server:
         log.info("simulating %d clients, with seed %d", len(clients), seed)
         for report in server.rounds(rounds):
-            reports.append(report)
             _raise_if_hopeless(report, FailureKind.INVALID, *([] if devices else [FailureKind.LOST]))
             if measure is not None:
                 measured.append(measure(server.model))
+            reports.append(_with(report, measured))
     return Result(dict(server.model), reports, measured, seed)
 
 
@@ -206,6 +210,13 @@ def _virtual(
 
 
 _DEFAULTS = {"wait": None, "roles": None, "config": None, "evaluate": False, "checkpoint": None}
+
+
+def _with(report: RoundReport, measured: Sequence[Any]) -> RoundReport:
+    """Return a report with what was measured last among its evaluation, if that is a dict of numbers."""
+    found = measured[-1] if measured and isinstance(measured[-1], Mapping) else {}
+    numbers = {f"{MEASURED}{name}": float(value) for name, value in found.items() if isinstance(value, Real)}
+    return replace(report, evaluation={**numbers, **report.evaluation}) if numbers else report
 
 
 def _raise_if_hopeless(report: RoundReport, *kinds: FailureKind) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -86,9 +85,7 @@ def test_reports_and_json_lines_are_drawn_together(tmp_path: Path) -> None:
 
 def test_a_line_has_one_quantity_where_an_evaluation_failed() -> None:
     run = [*reports(0.5, 0.6), *reports(0.0, 0.0, 0.0, evaluation={}, metrics={"accuracy": 0.99})[2:]]
-    ((_, values),) = drawn(plots.rounds({"run": run}, metric="accuracy").axes[0])
-    assert values[:2] == [0.5, 0.6]
-    assert math.isnan(values[2])
+    assert drawn(plots.rounds({"run": run}, metric="accuracy").axes[0]) == [([1, 2], [0.5, 0.6])]
 
 
 def test_an_array_is_not_drawn() -> None:
@@ -98,18 +95,27 @@ def test_an_array_is_not_drawn() -> None:
     ]
     upper = plots.rounds({"run": run}).axes[0]
     assert upper.get_ylabel() == "f1"
-    ((numbers, values),) = drawn(upper)
-    assert (numbers, values[0], math.isnan(values[1])) == ([1, 2], 0.75, True)
+    assert drawn(upper) == [([1], [0.75])]
     with pytest.raises(ValueError, match="has the metric 'confusion'; those there are: f1, loss"):
         plots.rounds({"run": run}, metric="confusion")
 
 
-def test_round_without_the_metric_is_a_gap() -> None:
-    run = [*reports(0.5), *reports(0.0, 0.0, metrics={}, evaluation={})[1:]]
-    ((numbers, values),) = drawn(plots.rounds({"run": run}).axes[0])
-    assert numbers == [1, 2]
-    assert values[0] == 0.5
-    assert math.isnan(values[1])
+def test_round_without_the_metric_is_left_out() -> None:
+    run = [*reports(0.5), *reports(0.0, 0.0, metrics={}, evaluation={})[1:], *reports(0, 0, 0.75)[2:]]
+    assert drawn(plots.rounds({"run": run}).axes[0]) == [([1, 3], [0.5, 0.75])]
+
+
+def test_result_of_a_simulation_is_drawn_with_what_was_measured() -> None:
+    def train(model: Any, config: Any) -> fl.Update:
+        return fl.Update({"w": model["w"] + 1}, 1)
+
+    def measure(model: Any) -> dict[str, Any]:
+        return {"w": model["w"][0], "text": "of no use here"}
+
+    result = fl.simulate(zeros(), [train] * 2, 3, measure=measure, devices=fl.Devices(2))
+    figure = plots.rounds({"run": result}, metric="server_w", by="seconds")
+    assert drawn(figure.axes[0]) == [([2, 4, 6], [1, 2, 3])]
+    assert result.reports[0].evaluation == {"server_w": 1}
 
 
 @pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])

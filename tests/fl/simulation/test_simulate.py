@@ -597,6 +597,13 @@ def test_diverged_clients_end_the_simulation_at_once() -> None:
         ({"rounds": "10"}, netq.InvalidOption, r"simulate\.rounds: '10'; expected a whole number"),
         ({"num_rounds": 3}, TypeError, "simulate has no argument 'num_rounds'; did you mean rounds"),
         ({"num_clients": 3}, TypeError, "simulate has no argument 'num_clients'; did you mean clients"),
+        (
+            {"deadline": 3},
+            TypeError,
+            r"simulate has no argument 'deadline'; it is a field of patience, as in patience=fl",
+        ),
+        ({"clients_per_round": 3}, TypeError, r"it is the strategy's, as in strategy=fl\.FedAvg\(fraction=0\.1\)"),
+        ({"measure": 3}, netq.InvalidOption, r"simulate\.measure: 3; expected a function of a model"),
         ({"min_client": 3}, TypeError, "simulate has no argument 'min_client'; did you mean min_clients"),
         ({"options": None}, TypeError, "simulate has no argument 'options'"),
         ({"callbacks": fl.Progress}, netq.InvalidOption, r"Server\.callbacks: .*; expected a list of them"),

@@ -18,7 +18,7 @@ from tests.pages import Page
 PAGE = Page("docs/reference/strategies.md")
 PROX, SCAFFOLD = PAGE.blocks("python")
 HOW_TO = Page("docs/how-to/strategy.md")
-UNIFORM, BOUNDED = HOW_TO.blocks("python")
+UNIFORM, MERGING, BOUNDED = HOW_TO.blocks("python")
 
 
 def test_tables_show_each_strategy_with_its_own_options() -> None:
@@ -120,3 +120,17 @@ def test_scaffold_example_corrects_and_returns_its_change() -> None:
     moved = (1 - names["model"]["w"]) / (2 * 0.5)  # option II: the mean gradient, as it was used
     np.testing.assert_allclose(names["update"].extra["w"], moved - 0.5)
     assert names["update"].num_examples == 4
+
+
+def test_strategy_of_the_page_merges() -> None:
+    names: dict[str, Any] = {}
+    exec(MERGING, names)
+    model = {"w": np.zeros(2)}
+    worker, here = names["Uniform"](), names["Uniform"]()
+    for each in (worker, here):
+        each.begin(model)
+        each.fold(model, fl.Update({"w": np.full(2, 3.0)}, 5), client=None)
+    here.merge(worker.partial())
+    here.merge(worker.partial())  # nothing
+    assert here.merges
+    assert here.finish(model, number=1)["w"].tolist() == [3, 3]
