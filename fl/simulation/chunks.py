@@ -7,6 +7,7 @@ chunk, and one that dies costs its chunk. The same code runs in a process (fl/si
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import threading
@@ -154,7 +155,7 @@ class ChunkWorker:
         trainer = self._trainer(client)
         seed = self._calls.rounding_seed(client, count, trainer.seed) if trainer.packs(self._task) else None
         trainer.begin_anew(PICKLES.load(kept) if kept else {}, seed)
-        config = {**chunk.configs.get(client, {}), **self._task.config}
+        config = copy.deepcopy({**chunk.configs.get(client, {}), **self._task.config})  # a client may change its own
         config |= {"partition": client, "partitions": len(self._clients)}
         task = with_fields(self._task, model=copied(self._task.model), config=config)
         with self._calls.alone(client, purpose, count):

@@ -81,6 +81,17 @@ every_engine = pytest.mark.parametrize("engine", ["processes", "network"])
 
 
 @every_engine
+def test_a_client_that_changes_its_config_changes_that_of_no_other(engine: Engine) -> None:
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        config["many"].append(1)
+        config["array"][:] += 1
+        return Update({"w": np.full(3, len(config["many"]) + config["array"][0], np.float32)}, 1)
+
+    config = {"many": [], "array": np.zeros(1)}
+    assert w(simulate(zeros(), [train] * 5, 2, engine=engine, config=config, **SETTINGS)) == [2, 2, 2]
+
+
+@every_engine
 def test_lambdas_are_clients_with_numbers_as_ids(engine: Engine) -> None:
     result = simulate(zeros(), [adds(value) for value in (1, 2, 3)], 2, engine=engine, **SETTINGS)
     assert w(result) == [4, 4, 4]
