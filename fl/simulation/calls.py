@@ -14,11 +14,15 @@ import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import compress, filterfalse
 from typing import Any
 
 import numpy as np
+
+from fl.messages import Update, with_fields
+from fl.tensors.model import copied
+from fl.tensors.spec import is_torch
 
 _SEED = 16  # bytes
 _TORCH = 8 * _SEED - 63  # bits that torch does not take
@@ -26,6 +30,16 @@ _BIT_GENERATORS = (
     *(np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM),
     *(np.random.Philox, np.random.SFC64),
 )
+
+
+def with_own_arrays(update: Update) -> Update:
+    """Return an update whose arrays no later call changes: a function may train in one module for all its clients."""
+    return with_fields(update, model=_own_arrays(update.model), extra=_own_arrays(update.extra))
+
+
+def _own_arrays(model: Mapping[str, Any]) -> dict[str, Any]:
+    arrays = {name: each for name, each in model.items() if is_torch(each) or isinstance(each, np.ndarray)}
+    return {**model, **copied(arrays)}  # others are packed, in memory of their own, or no tensors, and refused later
 
 
 class Calls:

@@ -22,7 +22,7 @@ from fl.errors import SimulationError
 from fl.messages import Content, Skip, Task, Update, with_fields
 from fl.report import MEASURED, ClientFailure, FailureKind
 from fl.server.aggregation import Aggregation
-from fl.simulation.calls import Calls
+from fl.simulation.calls import Calls, with_own_arrays
 from fl.strategies.base import Strategy
 from fl.tensors import serialization
 from fl.tensors.model import copied
@@ -188,7 +188,7 @@ class ChunkWorker:
             if self._folds:
                 failure = self._aggregation.fold_if_valid(self._task.model, content, uuid.UUID(int=client))
             else:
-                results.updates.append(content)
+                results.updates.append(with_own_arrays(content))
             if failure is not None:
                 results.failed[client] = failure
                 return

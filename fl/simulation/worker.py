@@ -21,8 +21,8 @@ from typing import NamedTuple, Protocol, TextIO, cast
 
 import netq
 from fl.client import Client
-from fl.messages import Content, Task
-from fl.simulation.calls import Calls
+from fl.messages import Content, Task, Update
+from fl.simulation.calls import Calls, with_own_arrays
 from fl.simulation.output import Lines
 from fl.trainer import Trainer
 
@@ -129,6 +129,8 @@ class _SimulatedTrainer(Trainer):
         self._count[purpose] += 1
         with self._calls.alone(self._partition, purpose, self._count[purpose]):
             content = self._trainer.do(replace(task, config=config), rate, what)
+            if isinstance(content, Update):
+                content = with_own_arrays(content)  # others train before it is sent
         if self._start.ordered and task.job.purpose == "train":
             self._parent.await_turn(self._partition, task.job.round)
         return content

@@ -81,6 +81,18 @@ every_engine = pytest.mark.parametrize("engine", ["processes", "network"])
 
 
 @every_engine
+@pytest.mark.parametrize("strategy", [fl.FedAvg, fl.FedMedian])
+def test_clients_may_train_in_one_array(engine: Engine, strategy: type[fl.Strategy]) -> None:
+    memory = zeros()["w"]
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        memory[:] = config["partition"]
+        return Update({"w": memory}, 1)
+
+    assert w(simulate(zeros(), [train] * 33, 1, engine=engine, strategy=strategy(), **SETTINGS)) == pytest.approx([16] * 3)
+
+
+@every_engine
 def test_a_client_that_changes_its_config_changes_that_of_no_other(engine: Engine) -> None:
     def train(model: Any, config: Mapping[str, Any]) -> Update:
         config["many"].append(1)
