@@ -22,6 +22,7 @@ PerClient: TypeAlias = Value | Sequence[Value] | Callable[[random.Random], Value
 
 _DAY = 24 * 3600.0  # seconds
 _MBIT = 1e6 / 8  # bytes
+_ROUNDING = 1e-6  # seconds by which a sum of times may miss the begin of its hours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class Device:
             return math.inf
         begin, end = (3600 * hour for hour in self.hours)
         into = (now - begin) % _DAY  # seconds since it was last due
+        into = 0.0 if _DAY - into < _ROUNDING else into
         return now + max(0.0, (end - begin) % _DAY - into)
 
     def comes(self, now: float) -> float:

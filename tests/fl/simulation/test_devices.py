@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,11 @@ def test_a_profile_that_no_client_can_have(values: dict[str, Any], why: str) -> 
 def test_an_hour_that_is_none() -> None:
     with pytest.raises(InvalidOption, match=r"Devices\.begin: 25; expected an hour of the day, 0 to 24"):
         fl.Devices(begin=25)
+
+
+def test_a_device_that_comes_is_there() -> None:
+    """At hours and times that no float holds."""
+    draw = random.Random(1)
+    for _ in range(2000):
+        device, now = Device(hours=(draw.uniform(0, 24), draw.uniform(0, 24))), draw.uniform(0, 30 * 86400)
+        assert device.is_there(device.comes(now))
