@@ -194,7 +194,7 @@ class ByClock:
         self._standing = Standing(patience.suspend_after, patience.deadline_of(1))
         self._members: dict[int, Member] = {}  # of clients that have had a task
         self._at_work: dict[int, Errand] = {}
-        self._begin = clock.now  # of the round
+        self._begin = self._end = clock.now  # of the round
 
     @property
     def seconds(self) -> float:
@@ -212,7 +212,7 @@ class ByClock:
 
     def begin(self) -> Sequence[uuid.UUID]:
         """Begin a round, when there are clients."""
-        self._begin = self._clock.now
+        self._begin = self._end
         self._standing.deadline = self._federation.patience.deadline_of(self._federation.number + 1)
         return [self._population.ids[client] for client in self._clock.wait_for(self._federation.min_clients)]
 
@@ -239,6 +239,7 @@ class ByClock:
         self._run(work)
         if buffer is None:
             self._close(work)
+        self._end = self._clock.now
         return work.tally, rule.needed
 
     def _select(self, number: int, clients: Sequence[uuid.UUID]) -> tuple[int, list[int], list[int]]:

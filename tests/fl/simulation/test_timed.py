@@ -136,3 +136,9 @@ def test_evaluation_takes_no_time() -> None:
     result = simulate(QUICK, clients, 2, devices=fl.Devices(3), evaluate=True, seed=1)
     assert seconds(result) == [3, 3]
     assert [report.evaluation["w"] for report in result.reports] == [1, 2]
+
+
+def test_what_arrives_between_two_attempts_turns_no_clock_back() -> None:
+    patience = fl.Patience(deadline=0.5, void_pause=7)
+    result = run(fl.Devices(1), 2, 2, strategy=fl.FedBuff(1), patience=patience)
+    assert seconds(result) == [0.5, 7, 0]  # an update that has come meanwhile counts at once
