@@ -99,6 +99,7 @@ class VirtualGrid(flwr.serverapp.Grid):
         self._kept: dict[int, bytes] = {}
         self._waiting: dict[str, _Batch] = {}  # by the id of each message
         self._arrived: dict[str, Message] = {}
+        self._under_way: Iterator[Message] = iter(())  # the replies of a batch that the workers have
         with ExitStack() as undo:
             undo.enter_context(identity(self._run.run_id))
             self._end = undo.pop_all()
@@ -165,16 +166,25 @@ class VirtualGrid(flwr.serverapp.Grid):
         return Replies(replies) if isinstance(messages, Streamed) else list(replies)
 
     def _replies(self, ids: list[str]) -> Iterator[Message]:
-        for id in ids:
-            if id in self._waiting:
-                for each in self._answer(self._waiting[id]):
-                    self._arrived[each.metadata.reply_to_message_id] = each
-                    if id in self._arrived:
-                        yield self._arrived.pop(id)
-            elif id in self._arrived:
-                yield self._arrived.pop(id)
-            else:
-                yield reply_to_nothing(self._run.run_id, id)
+        left = dict.fromkeys(ids)
+        try:
+            for id in ids:
+                while id in self._waiting:
+                    self._go_on(self._waiting[id])
+                del left[id]
+                yield self._arrived.pop(id, None) or reply_to_nothing(self._run.run_id, id)
+        finally:
+            for id in left:  # nobody reads them
+                self._waiting.pop(id, None)
+                self._arrived.pop(id, None)
+
+    def _go_on(self, batch: _Batch) -> None:
+        """Wait for the next reply of the batch under way, whose reader may have turned to another; else begin a batch."""
+        found = next(self._under_way, None)
+        if found is None:
+            self._under_way = self._answer(batch)
+        elif self._waiting.pop(found.metadata.reply_to_message_id, None) is not None:
+            self._arrived[found.metadata.reply_to_message_id] = found
 
     def _ask(self, message: Message) -> Ask:
         metadata = message.metadata
@@ -184,8 +194,6 @@ class VirtualGrid(flwr.serverapp.Grid):
 
     def _answer(self, batch: _Batch) -> Iterator[Message]:
         """Have the nodes of a batch answer. Yield their replies in the order of their messages."""
-        for metadata in batch.messages.values():
-            del self._waiting[metadata.message_id]
         numbers = {self._numbers[node]: metadata for node, metadata in batch.messages.items()}
         for _, answers in self._engine.run(bytes(MESSAGES.dump(batch.ask)), self._chunks([*numbers])):
             self._kept |= answers.kept

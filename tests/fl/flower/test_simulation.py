@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -108,6 +109,28 @@ def test_app_that_raises_is_an_error_of_its_reply(engine: Engine) -> None:
 def test_process_that_ends_too_soon_is_an_error() -> None:
     with pytest.raises(SimulationError, match="the process of client 1 was ended by SIGKILL"):
         simulate("die", "network")
+
+
+def test_a_reader_may_turn_to_other_messages_before_the_last_reply() -> None:
+    found: dict[str, list[str]] = {"one": [], "two": []}
+    made, echo = ServerApp(), ClientApp()
+
+    @echo.query()
+    def query(message: Message, context: Context) -> Message:
+        time.sleep(0.03 * (int(context.node_config["partition-id"]) % 4 == 3))
+        return Message(RecordDict({"group": ConfigRecord({"id": message.metadata.group_id})}), reply_to=message)
+
+    @made.main()
+    def main(grid: Any, context: Context) -> None:
+        content, nodes = RecordDict(), grid.get_node_ids()
+        one, two = [[Message(content, each, "query", group_id=group) for each in nodes] for group in ("one", "two")]
+        replies = iter(grid.send_and_receive(fl.flower.Streamed(one)))
+        first = next(replies)
+        found["two"] = [each.content["group"]["id"] for each in grid.send_and_receive(two)]
+        found["one"] = [each.content["group"]["id"] for each in [first, *replies]]
+
+    fl.flower.simulate(made, echo, 40, processes=2)
+    assert found == {"one": ["one"] * 40, "two": ["two"] * 40}
 
 
 def test_process_that_ends_costs_the_answers_of_its_virtual_nodes() -> None:
