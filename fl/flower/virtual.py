@@ -179,7 +179,7 @@ class VirtualGrid(flwr.serverapp.Grid):
                 self._arrived.pop(id, None)
 
     def _go_on(self, batch: _Batch) -> None:
-        """Wait for the next reply of the batch under way, whose reader may have turned to another; else begin a batch."""
+        """Wait for a reply of the batch under way, which may be another one. If there is none, begin this one."""
         found = next(self._under_way, None)
         if found is None:
             self._under_way = self._answer(batch)

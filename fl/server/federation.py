@@ -20,7 +20,7 @@ from fl.envelope import Job, Purpose
 from fl.errors import InvalidUpdate, TooFewUpdates
 from fl.messages import Task
 from fl.properties import ClientInfo, Properties
-from fl.report import RoundReport
+from fl.report import ClientFailure, FailureKind, RoundReport
 from fl.schedules import resolved
 from fl.server import details
 from fl.server.aggregation import Aggregation
@@ -251,3 +251,15 @@ class Federation:
             "config": details.plain(self.config(self.number + 1)),
             "versions": details.versions(),
         }
+
+
+def config_or_failure(
+    config_of: Callable[[ClientInfo, int], Mapping[str, Any]], client: ClientInfo, number: int
+) -> Mapping[str, Any] | ClientFailure:
+    """Return the config of a client in a round, or why there is none: it may say of itself what it likes."""
+    try:
+        return config_of(client, number)
+    except Exception as error:  # of the user's function
+        log.debug("%s says of itself %s; where it happened", client.id, client.properties, exc_info=error)
+        why = f"there is no config for it: {describe(error)}; expected a dict for any properties, also for none"
+        return ClientFailure(FailureKind.INVALID, why)

@@ -24,11 +24,11 @@ from fl.properties import ClientInfo, Properties
 from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission, Sending
 from fl.server.dispatcher import TaskDispatcher
+from fl.server.federation import config_or_failure
 from fl.server.limits import Limits
 from fl.server.member import TRANSITIONS, Asked, Member, MemberEvent, MemberState, Owed
 from fl.status import CLOCK, ClientStatus, Refusal, Stage
 from fl.tensors.spec import Model
-from netq.text import describe
 from netq.version import VERSION
 
 log = logging.getLogger("netq.fl")
@@ -213,13 +213,11 @@ class Members:
         if self._config_of is None:
             return configs, failures
         for member in members:
-            info = _info(member)
-            try:
-                configs[member] = {**self._config_of(info, task.job.round), **task.config}
-            except Exception as error:  # of the user's function: a client may say of itself what it likes
-                log.debug("%s says of itself %s; where it happened", info.id, info.properties, exc_info=error)
-                why = f"there is no config for it: {describe(error)}; expected a dict for any properties, also for none"
-                failures[member] = ClientFailure(FailureKind.INVALID, why)
+            found = config_or_failure(self._config_of, _info(member), task.job.round)
+            if isinstance(found, ClientFailure):
+                failures[member] = found
+            else:
+                configs[member] = {**found, **task.config}
         return configs, failures
 
     def _tasks_of(

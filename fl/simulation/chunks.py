@@ -45,13 +45,13 @@ class Chunk(NamedTuple):
 
     calls:   how often each has had a task of this purpose, with this one.
     kept:    what they keep from task to task, of those that do.
-    configs: of clients with values of their own.
+    configs: of clients with values of their own; or why there is none, and the client does nothing.
     """
 
     clients: Sequence[int]
     calls: Sequence[int]
     kept: Mapping[int, bytes]
-    configs: Mapping[int, Mapping[str, Any]]
+    configs: Mapping[int, Mapping[str, Any] | ClientFailure]
 
 
 class Worker(Protocol):
@@ -130,10 +130,14 @@ class ChunkWorker:
         assert self._aggregation is not None, "begin comes first"
         purpose, results, errors = self._task.job.purpose, Results(), _Errors()
         for client, count in zip(chunk.clients, chunk.calls, strict=True):
+            config = chunk.configs.get(client, {})
+            if isinstance(config, ClientFailure):
+                results.failed[client] = config
+                continue
             threading.current_thread().name = f"client {client}"  # which prints and logs
             try:
                 with errors:
-                    content = self._do(client, count, chunk, results)
+                    content = self._do(client, count, config, chunk.kept.get(client), results)
             except SimulationError as error:
                 results.error = f"client {client}: {error}"
             except BaseException as error:  # SystemExit of the user's function, too
@@ -150,14 +154,16 @@ class ChunkWorker:
         """See Worker."""
         return Results(failed=dict.fromkeys(chunk.clients, ClientFailure(FailureKind.LOST, why)))
 
-    def _do(self, client: int, count: int, chunk: Chunk, results: Results) -> Content | str:
-        purpose, kept = self._task.job.purpose, chunk.kept.get(client)
+    def _do(
+        self, client: int, count: int, config: Mapping[str, Any], kept: bytes | None, results: Results
+    ) -> Content | str:
+        purpose = self._task.job.purpose
         trainer = self._trainer(client)
         seed = self._calls.rounding_seed(client, count, trainer.seed) if trainer.packs(self._task) else None
         trainer.begin_anew(PICKLES.load(kept) if kept else {}, seed)
-        config = copy.deepcopy({**chunk.configs.get(client, {}), **self._task.config})  # a client may change its own
-        config |= {"partition": client, "partitions": len(self._clients)}
-        task = with_fields(self._task, model=copied(self._task.model), config=config)
+        own = copy.deepcopy({**config, **self._task.config})  # it may change it
+        own |= {"partition": client, "partitions": len(self._clients)}
+        task = with_fields(self._task, model=copied(self._task.model), config=own)
         with self._calls.alone(client, purpose, count):
             content = trainer.do(task)
         if purpose == "train" and ((keeps := trainer.save()) or kept):

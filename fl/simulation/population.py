@@ -25,7 +25,7 @@ from fl.metrics import Merged, merged
 from fl.properties import ClientInfo
 from fl.report import ClientFailure, FailureKind, RoundReport
 from fl.server.answers import large_shares
-from fl.server.federation import Federation
+from fl.server.federation import Federation, config_or_failure
 from fl.simulation.chunks import Chunk, Engine, Results, chunk_size
 from fl.simulation.columns import ByClient, Ids, Metrics
 from fl.simulation.kept import Kept
@@ -67,11 +67,11 @@ class Population:
             calls[part] += 1
             yield Chunk(part, calls[part].tolist(), self._kept.of(part), self._configs(task, part))
 
-    def _configs(self, task: Task, clients: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    def _configs(self, task: Task, clients: Sequence[int]) -> dict[int, Mapping[str, Any] | ClientFailure]:
         if self._config_of is None:
             return {}
         infos = [ClientInfo(self.ids[client], self.properties.get(self.ids[client], {})) for client in clients]
-        return {info.id.int: self._config_of(info, task.job.round) for info in infos}
+        return {info.id.int: config_or_failure(self._config_of, info, task.job.round) for info in infos}
 
     def join(self) -> None:
         """Tell the callbacks that all clients are there."""
@@ -109,6 +109,12 @@ class Tally:
         self.skipped: dict[int, str] = {}
         self.staleness: dict[int, int] = {}
         self.sent = self.received = 0
+
+    def those_there(self, chosen: Sequence[uuid.UUID], clients: Sequence[uuid.UUID]) -> list[int]:
+        """Return those of the chosen clients that are there. A strategy may choose others, which it remembers."""
+        there = set(clients)
+        self.failed |= {id.int: ClientFailure(FailureKind.LOST, "it has gone") for id in chosen if id not in there}
+        return [id.int for id in chosen if id in there]
 
     def add(self, results: Results) -> None:
         """Add the clients of a chunk."""

@@ -153,7 +153,7 @@ class AtOnce:
         """Train the clients that the strategy selects, until enough have an update that counts."""
         strategy, tally, begun = self._federation.strategy, Tally(), 0
         chosen = self._federation.select(task.job.round, clients, self._population.properties)
-        selected = [id.int for id in chosen]
+        selected = tally.those_there(chosen, clients)
         enough = min(strategy.enough(len(clients)), len(selected))
         while begun < len(selected) and len(tally.good) < enough:
             asked = selected[begun : begun + enough - len(tally.good)]  # the others are there for those that fail

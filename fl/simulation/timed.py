@@ -218,7 +218,8 @@ class ByClock:
 
     def train(self, task: Task, clients: Sequence[uuid.UUID]) -> tuple[Tally, int]:
         """Train, and fold the updates in the order in which they arrive, until the round is complete."""
-        regular, selected, retried = self._select(task.job.round, clients)
+        tally = Tally()
+        regular, selected, retried = self._select(task.job.round, clients, tally)
         buffer = self._federation.strategy.buffer
         rule = RoundRule(needed=1, buffer=buffer)
         if buffer is None:
@@ -228,7 +229,7 @@ class ByClock:
                 needed=max(1, min(self._federation.min_clients, len(selected) + busy)),
                 close_early=self._federation.patience.close_early,
             )
-        work = _Work(task, rule, selected if buffer is None else ())
+        work = _Work(task, rule, tally, selected if buffer is None else ())
         if buffer is None:
             for client in [*selected, *retried]:
                 self._ask(work, client)
@@ -242,7 +243,7 @@ class ByClock:
         self._end = self._clock.now
         return work.tally, rule.needed
 
-    def _select(self, number: int, clients: Sequence[uuid.UUID]) -> tuple[int, list[int], list[int]]:
+    def _select(self, number: int, clients: Sequence[uuid.UUID], tally: Tally) -> tuple[int, list[int], list[int]]:
         """Return how many clients are regular, those that the strategy selects, and suspended ones that get a task."""
         federation, is_buffered = self._federation, self._federation.strategy.buffer is not None
         idle = [id for id in clients if is_buffered or id.int not in self._at_work]
@@ -252,8 +253,9 @@ class ByClock:
         found = self._standing.candidates(missed, least, again=again)
         left_out = {each.id for each in missed} - {each.id for each in found.regular}
         regular = [id for id in idle if id not in left_out]
-        selected = federation.select(number, regular, self._population.properties)
-        return len(regular), [id.int for id in selected], [each.id.int for each in found.retried]
+        chosen = federation.select(number, regular, self._population.properties)
+        selected = tally.those_there(chosen, regular)
+        return len(regular), selected, [each.id.int for each in found.retried]
 
     def _run(self, work: _Work) -> None:
         """Take what arrives until the round is complete, no task is under way, or the deadline has passed."""
@@ -358,11 +360,11 @@ class ByClock:
 class _Work:
     """One round under way. regular: the clients that it waits for; `waiting`: of them, those without an answer."""
 
-    def __init__(self, task: Task, rule: RoundRule, regular: Sequence[int]) -> None:
+    def __init__(self, task: Task, rule: RoundRule, tally: Tally, regular: Sequence[int]) -> None:
         self.task = task
         self.rule = rule
         self.regular = frozenset(regular)
-        self.tally = Tally()
+        self.tally = tally
         self.waiting: set[int] = set()
         self.asked: dict[int, Errand] = {}
         self.in_time = self.updates = 0

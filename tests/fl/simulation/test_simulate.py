@@ -89,7 +89,31 @@ def test_clients_may_train_in_one_array(engine: Engine, strategy: type[fl.Strate
         memory[:] = config["partition"]
         return Update({"w": memory}, 1)
 
-    assert w(simulate(zeros(), [train] * 33, 1, engine=engine, strategy=strategy(), **SETTINGS)) == pytest.approx([16] * 3)
+    result = simulate(zeros(), [train] * 33, 1, engine=engine, strategy=strategy(), **SETTINGS)
+    assert w(result) == pytest.approx([16] * 3)
+
+
+@every_engine
+def test_a_client_for_which_there_is_no_config_has_no_task(engine: Engine) -> None:
+    def config(client: fl.ClientInfo) -> Mapping[str, Any]:
+        if client.id.int == 1:
+            raise LookupError("which?")
+        return {}
+
+    (report,) = simulate(zeros(), [moves] * 4, 1, engine=engine, config=config, **SETTINGS).reports
+    assert len(report.clients) == 3
+    assert [(each.why.name, id.int) for id, each in report.failures.items()] == [("INVALID", 1)]
+
+
+@pytest.mark.parametrize("devices", [None, fl.Devices()])
+def test_a_strategy_may_select_a_client_that_is_not_there(devices: fl.Devices | None) -> None:
+    class More(fl.FedAvg):
+        def select(self, number: int, clients: Any) -> Any:
+            return [*clients, uuid.UUID(int=77)]
+
+    (report,) = simulate(zeros(), [moves] * 4, 1, strategy=More(), devices=devices, **SETTINGS).reports
+    assert len(report.clients) == 4
+    assert [(each.why.name, id.int) for id, each in report.failures.items()] == [("LOST", 77)]
 
 
 @every_engine
