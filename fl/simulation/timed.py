@@ -112,9 +112,8 @@ class Clock:
                 return None
             else:
                 time, _, errand = heapq.heappop(self._coming)
-                self.now = max(self.now, time)  # it may have arrived in a pause
-                if not errand.is_over:
-                    return errand
+                self.now = max(self.now, time)  # between two rounds it may have arrived earlier
+                return errand
         return None
 
     def there(self) -> Sequence[int]:
@@ -272,10 +271,11 @@ class ByClock:
                 return
 
     def _progress(self, work: _Work, begin: float) -> RoundState:
-        overdue = math.inf
+        overdue, last = math.inf, work.overdue
         if work.rule.close_early:
-            waiting = [self._member(client) for client in work.waiting]
-            overdue = begin + max(map(self._standing.expected, waiting), default=0.0)
+            while last and last[0][1] not in work.waiting:
+                heapq.heappop(last)
+            overdue = begin + (-last[0][0] if last else 0.0)
         return RoundState(len(work.waiting), work.in_time, len(work.tally.good), work.updates, overdue)
 
     def _ask(self, work: _Work, client: int) -> None:
@@ -283,6 +283,7 @@ class ByClock:
         work.asked[client] = self._at_work[client]
         if client in work.regular:
             work.waiting.add(client)
+            heapq.heappush(work.overdue, (-self._standing.expected(self._member(client)), client))
         work.tally.sent += nbytes(work.task.model) + nbytes(work.task.config)
         self._population.note([client], ClientState.TRAINING)
 
@@ -298,6 +299,11 @@ class ByClock:
     def _take(self, work: _Work, errand: Errand) -> None:
         """Fold an update that has arrived, or note what else has come of a task."""
         client, outcome, tally = errand.client, errand.outcome, work.tally
+        errand.outcome = None  # its memory
+        if errand.is_over:
+            if isinstance(outcome, Good):
+                self._standing.answered_late(self._member(client), self._clock.now - errand.asked)
+            return
         del self._at_work[client]
         staleness = work.task.job.round - errand.task.job.round
         if isinstance(outcome, str):
@@ -314,7 +320,6 @@ class ByClock:
         elif outcome is not None:
             self._fail(work, client, outcome)
         work.waiting.discard(client)
-        errand.outcome = None  # its memory
 
     def _count(self, work: _Work, errand: Errand, good: Good, staleness: int) -> None:
         client, tally = errand.client, work.tally
@@ -366,6 +371,7 @@ class _Work:
         self.regular = frozenset(regular)
         self.tally = tally
         self.waiting: set[int] = set()
+        self.overdue: list[tuple[float, int]] = []  # a heap of those waited for: the first is overdue last
         self.asked: dict[int, Errand] = {}
         self.in_time = self.updates = 0
         self.count = 0  # clients at work at any time; of an asynchronous strategy, as the next two

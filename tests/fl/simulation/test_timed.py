@@ -142,3 +142,10 @@ def test_what_arrives_between_two_attempts_turns_no_clock_back() -> None:
     patience = fl.Patience(deadline=0.5, void_pause=7)
     result = run(fl.Devices(1), 2, 2, strategy=fl.FedBuff(1), patience=patience)
     assert seconds(result) == [0.5, 7, 0]  # an update that has come meanwhile counts at once
+
+
+def test_a_suspended_client_pays_what_it_owes_although_no_round_waits_for_it() -> None:
+    patience = fl.Patience(deadline=lambda number: 1.5 if number < 4 else 20, void_pause=0)
+    result = run(fl.Devices([1, 1, 1, 2]), rounds=22, patience=patience)
+    assert [len(report.suspended) for report in result.reports[2:20]] == [1] * 16 + [0] * 2
+    assert len(result.reports[-1].clients) == 4
