@@ -17,7 +17,7 @@ Engine: TypeAlias = Literal["processes", "ray", "network"]
 
 ENGINES = get_args(Engine)
 _SETTINGS = set(inspect.signature(Server).parameters) - {"model", "options", "strategy", "protocol"}
-_OFENGINES: Mapping[str, tuple[Any, tuple[Engine, ...]]] = {  # by argument: its default, and the engines that have it
+_OF_ENGINES: Mapping[str, tuple[Any, tuple[Engine, ...]]] = {  # by argument: its default, and the engines that have it
     "start": ("fork", ("processes", "network")),
     "protocol": (netq.Protocol.TCP, ("network",)),
     "memory_limit": (None, ("network",)),
@@ -48,7 +48,9 @@ def check_names(settings: Mapping[str, Any], arguments: Sequence[str]) -> None:
 def check_engine(engine: Engine, arguments: Mapping[str, Any]) -> None:
     """Raise InvalidOption for arguments that this engine does not have."""
     expect(engine in ENGINES, "simulate.engine", engine, " or ".join(map(repr, ENGINES)))
-    for name, (default, engines) in _OFENGINES.items():
+    actors = arguments.get("actors")
+    expect(isinstance(actors, Mapping | None), "simulate.actors", actors, "a dict, as {'num_gpus': 0.25}")
+    for name, (default, engines) in _OF_ENGINES.items():
         value = arguments.get(name, default)
         others = " or ".join(f"engine={each!r}" for each in engines)
         is_default = value is default or (isinstance(value, str) and value == default)

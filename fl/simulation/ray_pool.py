@@ -78,12 +78,18 @@ class RayPool:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 why = f"{describe(error)}; expected the address of a Ray cluster that runs"
                 raise InvalidOption(f"simulate.address: {self._address!r}: {why}, as in 'auto'") from error
-        room = self._room()
+        try:
+            self._actor = self._ray.remote(_Actor).options(**self._options)
+            room = self._room()
+        except (TypeError, ValueError) as error:
+            if isinstance(error, InvalidOption):
+                raise
+            why = f"{describe(error)}; expected options of an actor of Ray"
+            raise InvalidOption(f"simulate.actors: {self._options}: {why}, as {{'num_gpus': 0.25}}") from error
         if self._count is not None and self._count > room:
             wanted = f"{self._count} actors with {self._options}"
             raise InvalidOption(f"simulate.processes: {wanted}; expected {room} at most, for which Ray has room")
         try:
-            self._actor = self._ray.remote(_Actor).options(**self._options)
             self._reference = self._ray.put(self._ray.cloudpickle.dumps(self._worker))
         except (TypeError, pickle.PicklingError) as error:
             raise InvalidOption(f"simulate.clients: cannot be pickled: {error}") from error
@@ -106,14 +112,13 @@ class RayPool:
         return min(rooms, default=1)
 
     def _end(self) -> None:
-        if not self._ray.is_initialized():
-            return
-        for actor in [*self._idle, *(actor for actor, _, _ in self._busy.values())]:
-            self._ray.kill(actor)
+        if self._ray.is_initialized():
+            for actor in [*self._idle, *(actor for actor, _, _ in self._busy.values())]:
+                self._ray.kill(actor)
         self._idle.clear()
         self._busy.clear()
         if self._is_ours:
-            self._ray.shutdown()
+            self._ray.shutdown()  # also what an interrupted ray.init has begun
 
     def run(self, task: Any, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Any]]:
         """Do chunks with one task, and yield each with its results, in their order. Raises SimulationError."""

@@ -114,6 +114,9 @@ def test_error_of_a_function_ends_the_simulation(ray: Any) -> None:
     ("settings", "why"),
     [
         ({"actors": {"num_gpus": 0.5}}, r"simulate\.actors: .*num_gpus.*; expected no more than Ray has"),
+        ({"actors": {"gpus": 0.5}}, r"simulate\.actors: .*gpus.*; expected options of an actor of Ray"),
+        ({"actors": {"num_cpus": "two"}}, r"simulate\.actors: .*two.*; expected options of an actor of Ray"),
+        ({"actors": [1]}, r"simulate\.actors: \[1\]; expected a dict"),
         ({"processes": 5}, r"simulate\.processes: 5 actors with .*; expected 2 at most"),
     ],
 )
