@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -78,6 +79,7 @@ _MLFLOW = {  # MLflow's client reads these from the environment. Its defaults re
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
 
+_OF_COMMAND = re.compile(r"simulate\.(engine|processes|address|devices|seed):")  # options of the command line
 _LOCAL = CommunicatorOptions()  # 127.0.0.1:51966
 
 _Verbose = Annotated[bool, typer.Option("--verbose", help="log more, and tracebacks")]
@@ -425,6 +427,11 @@ def _simulate(config: Config, clients: list[fl.Client], **options: Any) -> None:
                 **config.settings,
             )
         except InvalidOption as error:
+            text = str(error)
+            if text.startswith("Devices."):
+                raise InvalidOption(f"--devices: {text}") from error
+            if _OF_COMMAND.match(text):
+                raise InvalidOption(text.replace("simulate.", "--", 1)) from error
             raise InvalidOption(f"{config.path}: {in_file_terms(error)}") from error
         if config.save is not None:
             files.save(config.save, result.model)

@@ -104,14 +104,20 @@ class Devices:
 
         Hours are a text, as in 22-6; an empty cell is the default. Raises InvalidOption, OSError.
         """
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        try:
+            with open(path, newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark before UTF-8
+                rows = list(csv.DictReader(file))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InvalidOption(f"{path}: {error}; expected a table as text (CSV, UTF-8)") from error
         if not rows:
             raise InvalidOption(f"{path}: no rows; expected a line with names, then one for each client")
         for name in rows[0]:
-            if name not in NAMES:
+            if name is not None and name not in NAMES:
                 raise InvalidOption(f"{path}: column {name!r}; {did_you_mean(str(name), NAMES)}")
         lines = [(f"{path}: line {number}", row) for number, row in enumerate(rows, 2)]
+        for where, row in lines:
+            if None in row:  # of csv: for cells beyond the names
+                raise InvalidOption(f"{where}: more cells than the {len(row) - 1} names; expected one for each")
         return cls(**{name: [_cell(*line, name) for line in lines] for name in rows[0]}, seed=seed, begin=begin)
 
     def of(self, clients: int) -> list[Device]:

@@ -546,9 +546,9 @@ def test_simulate_has_engines_and_devices(tmp_path: Path) -> None:
     assert drawn.returncode == 0, drawn.stderr
     assert call(*arguments, "--engine", "network").returncode == 0
     for more, said in (
-        (["--engine", "dask"], "--engine: 'dask'; expected processes or ray or network"),
+        (["--engine", "dask"], "fl: --engine: 'dask'; expected 'processes' or 'ray' or 'network'"),
         (["--devices", str(tmp_path / "none.csv")], "none.csv': No such file or directory; expected a CSV file"),
-        (["--address", "auto"], "address: 'auto'; expected None, or engine='ray'"),
+        (["--address", "auto"], "fl: --address: 'auto'; expected None, or engine='ray'"),
     ):
         done = call(*arguments, *more)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

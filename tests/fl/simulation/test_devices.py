@@ -63,7 +63,7 @@ def test_a_pair_of_hours_is_for_all_and_pairs_are_for_each() -> None:
 
 def test_a_table_of_devices(tmp_path: Path) -> None:
     path = tmp_path / "devices.csv"
-    path.write_text("seconds,up,hours\n1.5,8,22-6\n3,,\n")
+    path.write_text("seconds,up,hours\n1.5,8,22-6\n3,,\n", encoding="utf-8-sig")
     assert fl.Devices.from_csv(path).of(2) == [Device(seconds=1.5, up=8, hours=(22, 6)), Device(seconds=3)]
     with pytest.raises(InvalidOption, match=r"^Devices\.seconds: 2 values; expected one for each of 5 clients"):
         fl.Devices.from_csv(path).of(5)
@@ -77,11 +77,13 @@ def test_a_table_of_devices(tmp_path: Path) -> None:
         ("seconds,hours\n1,night\n", r"devices.csv: line 2: hours: 'night'; expected a number, or hours as 22-6"),
         ("seconds\n", r"devices.csv: no rows"),
         ("", r"devices.csv: no rows"),
+        ("seconds,up\n1,2\n1,2,3\n", r"devices.csv: line 3: more cells than the 2 names"),
+        ("seconds\n\udcff\n", r"devices.csv: .*expected a table as text"),
     ],
 )
 def test_what_is_no_table(text: str, why: str, tmp_path: Path) -> None:
     path = tmp_path / "devices.csv"
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(InvalidOption, match=why):
         fl.Devices.from_csv(path)
 
