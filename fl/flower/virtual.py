@@ -78,7 +78,8 @@ class NodeWorker:
 class _Batch(NamedTuple):
     """Messages with one content that no worker has had yet. Metadata by node."""
 
-    ask: Ask
+    id: int
+    ask: Ask | bytes  # bytes of one: the app may change the content before it asks for the replies
     messages: dict[int, Metadata]
 
 
@@ -137,6 +138,9 @@ class VirtualGrid(flwr.serverapp.Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Keep messages for the nodes, and return their ids, in order."""
+        return self._push(messages, as_bytes=True)
+
+    def _push(self, messages: Iterable[Message], *, as_bytes: bool) -> list[str]:
         batches: dict[tuple[Any, ...], _Batch] = {}
         messages = list(messages)
         for message in messages:
@@ -145,9 +149,10 @@ class VirtualGrid(flwr.serverapp.Grid):
             while key in batches and metadata.dst_node_id in batches[key].messages:
                 key = (*key, 0)  # a batch has one message to each node
             if key not in batches:
-                batches[key] = _Batch(self._ask(message), {})
+                ask = self._ask(message)
+                batches[key] = _Batch(ask.batch, bytes(MESSAGES.dump(ask)) if as_bytes else ask, {})
             batch = batches[key]
-            set_message_id(message, message_id(batch.ask.batch, metadata.dst_node_id))
+            set_message_id(message, message_id(batch.id, metadata.dst_node_id))
             if metadata.dst_node_id in self._numbers:
                 batch.messages[metadata.dst_node_id] = message.metadata
                 self._waiting[message.metadata.message_id] = batch
@@ -158,17 +163,17 @@ class VirtualGrid(flwr.serverapp.Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Have the nodes answer. Return the replies, and an error for each unknown id."""
-        return list(self._replies(list(dict.fromkeys(message_ids))))
+        return list(self._replies(message_ids))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Have the nodes answer messages, and return their replies. For Streamed messages, return Replies at once."""
-        replies = self._replies(self.push_messages(messages))
+        replies = self._replies(self._push(messages, as_bytes=False))  # bytes of all at once may be many
         return Replies(replies) if isinstance(messages, Streamed) else list(replies)
 
-    def _replies(self, ids: list[str]) -> Iterator[Message]:
+    def _replies(self, ids: Iterable[str]) -> Iterator[Message]:
         left = dict.fromkeys(ids)
         try:
-            for id in ids:
+            for id in [*left]:
                 while id in self._waiting:
                     self._go_on(self._waiting[id])
                 del left[id]
@@ -195,7 +200,8 @@ class VirtualGrid(flwr.serverapp.Grid):
     def _answer(self, batch: _Batch) -> Iterator[Message]:
         """Have the nodes of a batch answer. Yield their replies in the order of their messages."""
         numbers = {self._numbers[node]: metadata for node, metadata in batch.messages.items()}
-        for _, answers in self._engine.run(bytes(MESSAGES.dump(batch.ask)), self._chunks([*numbers])):
+        ask = batch.ask if isinstance(batch.ask, bytes) else bytes(MESSAGES.dump(batch.ask))
+        for _, answers in self._engine.run(ask, self._chunks([*numbers])):
             self._kept |= answers.kept
             for number, answer in answers.replies.items():
                 yield reply(numbers[number], _content(answer))

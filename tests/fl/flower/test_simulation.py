@@ -133,6 +133,30 @@ def test_a_reader_may_turn_to_other_messages_before_the_last_reply() -> None:
     assert found == {"one": ["one"] * 40, "two": ["two"] * 40}
 
 
+@every_engine
+def test_a_content_may_be_changed_when_it_is_pushed(engine: Engine) -> None:
+    found: list[Any] = []
+    made, echo = ServerApp(), ClientApp()
+
+    @echo.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(message.content, reply_to=message)
+
+    @made.main()
+    def main(grid: Any, context: Context) -> None:
+        content, (node, *_) = RecordDict({"config": ConfigRecord()}), grid.get_node_ids()
+        for number in range(3):
+            content["config"]["number"] = number
+            ids = grid.push_messages([Message(content, node, "query")])
+            content["config"]["number"] = -1
+            while not (replies := grid.pull_messages(ids)):
+                time.sleep(0.01)
+            found.extend(each.content["config"]["number"] for each in replies)
+
+    fl.flower.simulate(made, echo, 2, processes=1, engine=engine)
+    assert found == [0, 1, 2]
+
+
 def test_process_that_ends_costs_the_answers_of_its_virtual_nodes() -> None:
     replies = simulate("die", "processes")
     (failed,) = [reply for reply in replies if reply.has_error()]
