@@ -122,7 +122,8 @@ def _spawn(work: Work, theirs: Connection, ours: Sequence[Connection]) -> int:
         ) from error
     inherited = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), _PIPE)]
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", _PROGRAM], os.environ, file_actions=inherited)
-    with contextlib.suppress(OSError):  # it may end at once, which is seen at the end of its pipe
+    theirs.close()  # otherwise a large send waits for ever if the process ends at once
+    with contextlib.suppress(OSError):  # which is seen at the end of its pipe
         ours[-1].send(sys.path)
         ours[-1].send_bytes(pickled)
     return pid
