@@ -115,7 +115,7 @@ class ChunkWorker:
         self._roles = roles
         self._calls = calls
         self._folds = folds
-        self._trainers: dict[Train, Trainer] = {}  # of train functions: many clients have the same
+        self._trainers: dict[int, Trainer] = {}  # by the id of a train function, which many clients have
         self._aggregation: Aggregation | None = None
 
     def begin(self, task: Task) -> None:
@@ -172,10 +172,11 @@ class ChunkWorker:
 
     def _trainer(self, client: int) -> Trainer:
         each = self._clients[client]
-        trainer = each.trainer if isinstance(each, Client) else self._trainers.get(each)
-        if trainer is None:
-            trainer = self._trainers[each] = Trainer(each)  # type: ignore[index,arg-type]  # it is a function
-        return trainer
+        if isinstance(each, Client):
+            return each.trainer
+        if id(each) not in self._trainers:  # an object may have no hash, or be equal to another one
+            self._trainers[id(each)] = Trainer(each)
+        return self._trainers[id(each)]
 
     def _take(self, client: int, content: Content | str, results: Results) -> None:
         """Fold an update, or note what else has come of a client's task."""

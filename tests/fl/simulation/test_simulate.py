@@ -16,6 +16,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,20 @@ def test_clients_may_train_in_one_array(engine: Engine, strategy: type[fl.Strate
 
     result = simulate(zeros(), [train] * 33, 1, engine=engine, strategy=strategy(), **SETTINGS)
     assert w(result) == pytest.approx([16] * 3)
+
+
+@dataclass
+class Gives:
+    value: float = field(compare=False)
+
+    def __call__(self, model: Any, config: Mapping[str, Any]) -> Update:
+        return Update({"w": np.full(3, self.value, np.float32)}, 1)
+
+
+@every_engine
+def test_clients_may_be_objects_that_are_equal_and_have_no_hash(engine: Engine) -> None:
+    clients = [Gives(value) for value in (1, 2, 9)]
+    assert w(simulate(zeros(), clients, 1, engine=engine, **{**SETTINGS, "processes": 1})) == [4, 4, 4]
 
 
 @every_engine
