@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from netq.errors import InvalidOption
 from netq.text import did_you_mean
 from netq.validate import expect, is_number
 
 Value = TypeVar("Value")
-PerClient: TypeAlias = Value | Sequence[Value] | Callable[[random.Random], Value]
+PerClient: TypeAlias = Value | Sequence[Value] | NDArray[Any] | Callable[[random.Random], Value]
 
 _DAY = 24 * 3600.0  # seconds
 _MBIT = 1e6 / 8  # bytes
@@ -92,7 +95,7 @@ class Devices:
         seed: int = 0,
         begin: float = 0.0,
     ) -> None:
-        values = (seconds, per_example, down, up, hours, failures)
+        values = [_plain(each) for each in (seconds, per_example, down, up, hours, failures)]
         self._values: Mapping[str, Any] = dict(zip(NAMES, values, strict=True))
         expect(is_number(begin, 0, 24), "Devices.begin", begin, "an hour of the day, 0 to 24")
         self.begin = 3600 * begin
@@ -135,8 +138,13 @@ class Devices:
 
     def _value(self, name: str, value: Any, client: int) -> Any:
         if callable(value):
-            return value(random.Random(f"{self.seed} {name} {client}"))
+            return _plain(value(random.Random(f"{self.seed} {name} {client}")))
         return value[client] if _is_table(name, value) else value
+
+
+def _plain(value: Any) -> Any:
+    """Return the list or the number that an array or a scalar of numpy has."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _is_table(name: str, value: Any) -> bool:

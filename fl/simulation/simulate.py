@@ -148,6 +148,7 @@ def simulate(
     right = "an fl.Devices, as of fl.Devices.from_csv('devices.csv')"
     expect(isinstance(devices, Devices | None), "simulate.devices", devices, right)
     expect(measure is None or callable(measure), "simulate.measure", measure, "a function of a model")
+    expect(isinstance(keep, str | os.PathLike | None), "simulate.keep", keep, "a new folder, or None")
     check_clients(clients, processes)
     expect(seed is None or is_whole(seed, 0), "simulate.seed", seed, "a whole number, 0 or more, or None")
     seed = secrets.randbits(63) if seed is None else seed

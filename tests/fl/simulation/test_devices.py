@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fl
@@ -54,6 +55,12 @@ def test_hours_of_the_day(hours: Any, hour: float, leaves: float, comes: float) 
     assert (device.leaves(HOUR * hour), device.comes(HOUR * hour)) == (HOUR * leaves, HOUR * comes)
     assert device.is_there(HOUR * hour) is (leaves > hour)
     assert device.comes(HOUR * (hour + 48)) == HOUR * (comes + 48)
+
+
+def test_values_may_be_numpys() -> None:
+    devices = fl.Devices(np.array([1.0, 2.0]), up=np.float64(8), down=lambda draw: np.float64(draw.random())).of(2)
+    assert [each.seconds for each in devices] == [1, 2]
+    assert devices[0].up == 8
 
 
 def test_a_pair_of_hours_is_for_all_and_pairs_are_for_each() -> None:

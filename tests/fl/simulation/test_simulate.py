@@ -606,6 +606,8 @@ def test_spawn_reports_functions_that_cannot_be_imported(monkeypatch: pytest.Mon
         ({"protocol": netq.Protocol.MQTT, "engine": "network"}, "expected Protocol.TCP or Protocol.SHM"),
         ({"protocol": netq.Protocol.SHM}, r"expected <Protocol.TCP: 'tcp'>, or engine='network'"),
         ({"start": "forkserver"}, "expected 'fork' or 'spawn'"),
+        ({"keep": 3}, r"simulate\.keep: 3; expected a new folder"),
+        ({"measure": "loss"}, r"simulate\.measure: 'loss'; expected a function of a model"),
         ({"engine": "ray2"}, "simulate.engine: 'ray2'; expected 'processes' or 'ray' or 'network'"),
         ({"memory_limit": 100}, "simulate.memory_limit: 100; expected None, or engine='network'"),
         ({"wait": 1}, "simulate.wait: 1; expected None, or engine='network'"),
