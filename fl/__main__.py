@@ -46,7 +46,6 @@ from fl.callbacks.tensorboard import TensorBoard
 from fl.config.server import Config, load_connection
 from fl.errors import CheckpointError
 from fl.server.checkpoint import load
-from fl.simulation.arguments import ENGINES
 from fl.tensors import files
 from fl.tensors.spec import Model
 from netq.cli.terminal import fail, log_to_stderr, outlive_readers, told_if_slow
@@ -55,7 +54,6 @@ from netq.io.interrupts import outside_steps
 from netq.options import CommunicatorOptions, Protocol
 from netq.text import describe
 from netq.toml_file import function, in_file_terms, named_object
-from netq.validate import expect
 
 log = logging.getLogger("fl")
 
@@ -133,7 +131,6 @@ def simulate(
     as `partition`, and their number as `partitions`.
     """
     with _command(verbose):
-        _check_engine(engine)
         train_function = function("--train", train, "farm.training:train")
         evaluate_function = None if evaluate is None else function("--evaluate", evaluate, "farm.training:evaluate")
         loaded = _load(config).simulated()
@@ -228,7 +225,6 @@ def simulate_flower(
         import fl.flower
         from fl.flower.app_folder import AppFolder, parse_config
 
-        _check_engine(engine)
         folder = AppFolder.load(app)
         values = folder.run_config(parse_config("--run-config", run_config))
         server_app, client_app = folder.server_app(), folder.client_app()
@@ -400,10 +396,6 @@ def _mlflow(config: Config, uri: str) -> MLflow:
         return MLflow(uri)
     except AddressError as error:
         raise AddressError(f"{config.path}: callbacks.mlflow: {error}") from error
-
-
-def _check_engine(engine: str) -> None:
-    expect(engine in ENGINES, "--engine", engine, " or ".join(ENGINES))
 
 
 def _devices(path: Path) -> fl.Devices:
