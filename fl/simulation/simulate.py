@@ -126,7 +126,7 @@ def simulate(
                that the program has begun.
     actors:    what Ray gives each actor: {"num_gpus": 0.25}.
     measure:   called with the model after each round, in this process. If it returns a dict, its numbers are in the
-               `evaluation` of the result's reports, as "server_…".
+               `evaluation` of the result's reports; their names begin with `server_`.
     seed:      of the clients' random numbers (docs/how-to/simulation.md, "Random numbers"), 0 or more. None: a new one,
                which the result has.
     progress:  whether stderr gets a line for each round. None: in a terminal or a notebook, unless an fl.Progress is
