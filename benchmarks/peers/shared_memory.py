@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -61,7 +62,8 @@ class Way:
     def receive(self) -> memoryview:
         if self._count:
             self._view.release()
-            self._tokens.sendall(b".")
+            with suppress(BrokenPipeError):  # the other side has closed, and what it has sent is here
+                self._tokens.sendall(b".")
         length = self._tokens.recv(LENGTH.size, socket.MSG_WAITALL)
         if not length:
             raise EOFError("the other side has closed")

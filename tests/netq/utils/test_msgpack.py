@@ -272,7 +272,7 @@ def test_flipped_bits_give_values_or_unreadable(data: st.DataObject) -> None:
         (message(b""), "truncated"),
         (message(b"\x01\x02"), "trailing characters"),
         (message(b"\xc1"), "invalid opcode"),
-        (message(b"\xa2\xff\xfe"), "utf-8"),
+        (message(b"\xa2\xff\xfe"), "utf-8|UTF-8"),  # as the version of msgspec spells it
         (message(b"\x81\x91\x80\x01"), "hashable"),
         (message(b"\x91" * 100_000), "recursion"),
         (message(b"\xd4\x05\x00"), "extension type 5; expected 1 or 2"),
