@@ -179,7 +179,7 @@ class VirtualGrid(flwr.serverapp.Grid):
                 del left[id]
                 yield self._arrived.pop(id, None) or reply_to_nothing(self._run.run_id, id)
         finally:
-            for id in left:  # nobody reads them
+            for id in left:  # no one reads them
                 self._waiting.pop(id, None)
                 self._arrived.pop(id, None)
 

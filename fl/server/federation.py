@@ -148,7 +148,7 @@ class Federation:
     def begin(self, clients: Sequence[uuid.UUID], about: Mapping[str, Any]) -> int:
         """Begin an attempt of a round: tell the callbacks. Return the round's number.
 
-        clients: that are there. about: what the callbacks get in the first one, besides the settings.
+        clients: that are there. about: further details for the callbacks of the first attempt.
         """
         number = self.number + 1
         if not self._last:
@@ -183,7 +183,7 @@ class Federation:
     def save(self, state: Mapping[str, Any]) -> None:
         """Write the checkpoint, if there is one. A disk that is full now may have room after the next round.
 
-        state: what is in it besides.
+        state: further values for the file, by name.
         """
         if self.checkpoint is None:
             return
