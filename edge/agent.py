@@ -115,7 +115,8 @@ class Agent:
                 log.info("device %s, server %s:%d", config.id, *config.netloc)
                 if self.final is None:
                     begin, pause = self._wait_until_fit, self._patience.pause
-                    take_part(options, config.protocol, noun, self._serve, begin, until, pause)
+                    servers = config.fallback
+                    take_part(options, config.protocol, noun, self._serve, begin, until, pause, fallback=servers)
                 if self.final is not None and config.model is not None:
                     self._hand_over(self.final, config.model)
         finally:

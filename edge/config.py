@@ -5,6 +5,8 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 
 [server]      host, port         address of the server. Required
               protocol           transport; default "tcp"
+              fallback           addresses of other servers or relays of the federation, as in ["10.0.0.2:51966"]: one that
+                                 has no connection for 10 seconds is given up for the next
               proxy              on the way to it: "http://HOST:PORT", "socks5://HOST:PORT" or "none"; default: what the
                                  variables https_proxy, all_proxy and no_proxy say
 [client]      id                 this device's UUID; default: a new one each time the file is loaded. Not with a
@@ -68,7 +70,7 @@ _CERTIFIED = (Protocol.TCP, Protocol.GRPC)  # the server sees the certificate; w
 FILE = "the device's TOML file"  # its description in errors
 SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the agent is a service
 KEYS: dict[str, tuple[str, ...] | None] = {
-    "server": ("host", "port", "protocol", "proxy"),
+    "server": ("host", "port", "protocol", "fallback", "proxy"),
     "client": ("id", "name", "train", "evaluate", "check", "compression", "properties", "state"),
     "model": ("path", "hook"),
     "training": tuple(option.name for option in fields(Limits)),
@@ -91,6 +93,7 @@ class Config:
     check:           whether to train once with a model like the server's, of zeros, before the device takes part.
     compression:     the fields of an fl.Compression by name, its text, or "auto"; None: as the server says.
     properties:      what the server and its strategy may choose by, as of fl.Client.
+    fallback:        addresses of further servers or relays, as of fl.Client.run.
     settings:        joined to the config that train and evaluate get, and stronger than it.
     model:           file for the last model, .npz or .safetensors; None: the server sends none.
     hook:            command that is run with the path of that file, when it is there.
@@ -116,6 +119,7 @@ class Config:
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     proxy: str = ENVIRONMENT
+    fallback: tuple[NetworkLocation, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -202,6 +206,7 @@ def from_file(file: File, **fields: Any) -> Config:
         mqtt=options.mqtt,
         connection=options.connection,
         proxy=options.proxy,
+        fallback=tuple(file.addresses("server", "fallback")),
         training=file.options("training", Limits, file.table("training")),
         fit=fitness.fitness(file),
         state=_state(file),

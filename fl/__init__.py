@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fl.errors import CheckpointError as CheckpointError
     from fl.errors import FederationStalled as FederationStalled
     from fl.errors import InvalidUpdate as InvalidUpdate
+    from fl.errors import RelayError as RelayError
     from fl.errors import SimulationError as SimulationError
     from fl.errors import TooFewUpdates as TooFewUpdates
     from fl.errors import UpdateStoreError as UpdateStoreError
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from fl.metrics import Sum as Sum
     from fl.page.callback import Page as Page
     from fl.properties import ClientInfo as ClientInfo
+    from fl.relay.relay import Relay as Relay
     from fl.report import ClientFailure as ClientFailure
     from fl.report import FailureKind as FailureKind
     from fl.report import RoundReport as RoundReport
@@ -100,6 +102,7 @@ MODULES = {
         "CheckpointError",
         "FederationStalled",
         "InvalidUpdate",
+        "RelayError",
         "SimulationError",
         "TooFewUpdates",
         "UpdateStoreError",
@@ -108,6 +111,7 @@ MODULES = {
     "fl.metrics": ("Sum",),
     "fl.page.callback": ("Page",),
     "fl.properties": ("ClientInfo",),
+    "fl.relay.relay": ("Relay",),
     "fl.report": ("ClientFailure", "FailureKind", "RoundReport"),
     "fl.server.patience": ("Patience",),
     "fl.server.server": ("Server",),

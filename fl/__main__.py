@@ -1,4 +1,4 @@
-"""fl serve | simulate | export | plot | page | status | flower: an aggregator, a simulation, its model, its rounds.
+"""fl serve | relay | simulate | export | plot | page | status | flower: an aggregator, a simulation, its model, its rounds.
 
 Owns the process: arguments, environment, log lines on stderr, signals, and the exit status. fl.config.server,
 fl.server, fl.simulation, fl.callbacks.plots and fl.flower do the work. Needs typer. `python -m fl` is the same.
@@ -95,7 +95,7 @@ def _describe(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit.")
     ] = False,
 ) -> None:
-    """Federated learning: run an aggregator, simulate its clients, export its model, plot its rounds."""
+    """Federated learning: run an aggregator or a relay, simulate its clients, export its model, plot its rounds."""
 
 
 @app.command(epilog="Example: fl serve aggregator.toml")
@@ -107,6 +107,25 @@ def serve(
     _on_signals(_stop)
     with _command(verbose):
         _serve(_load(config))
+
+
+@app.command(epilog="Example: fl relay relay.toml")
+def relay(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="see docs/how-to/relay.md")],
+    verbose: _Verbose = False,
+) -> None:
+    """Run a relay: a client of an aggregator, or of another relay, that answers for clients of its own."""
+    _on_signals(_stop)
+    with _command(verbose):
+        from fl.config.relay import RelayConfig
+
+        with told_if_slow(log, f"importing what {config} names"):
+            loaded = RelayConfig.load(config)
+        try:
+            loaded.relay([_Logged()]).run()
+        except NetqError as error:
+            raise loaded.in_its_terms(error) from error
+        log.info("the federation is over")
 
 
 @app.command(epilog="Example: fl simulate aggregator.toml --train farm.training:train --clients 8")

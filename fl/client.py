@@ -6,6 +6,7 @@ docs/reference/fl.md, "The end of a federation", says which server's end is the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import netq
 from fl.compression.compressor import Compression
 from fl.conversation import Conversation, KnownServer
 from fl.envelope import Final, Introduction
-from fl.membership import Membership, take_part
+from fl.membership import Membership, checked_addresses, take_part
 from fl.messages import MESSAGES, WITH_VALUES
 from fl.properties import Properties, checked, checked_name
 from fl.trainer import Evaluate, Train, Trainer
@@ -56,11 +57,18 @@ class Client:
         self._link = KnownServer()
 
     def run(
-        self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP
+        self,
+        options: netq.CommunicatorOptions | None = None,
+        protocol: netq.Protocol = netq.Protocol.TCP,
+        *,
+        fallback: Sequence[tuple[str, int]] = (),
     ) -> dict[str, Any] | None:
         """Take part until a server of this client's federation ends it. Waits for a server that is absent, or lost.
 
         Returns the last model, with the local tensors of this client; None if the server has sent none.
+
+        fallback: further addresses of servers or relays of the federation, each a host and a port. One that has no
+                  connection for 10 seconds is given up for the next; after the last comes the first again.
 
         The options' serialisation is replaced by that of the federation's messages.
         """
@@ -68,7 +76,7 @@ class Client:
         expect(known, "Client.run: options", options, "a netq.CommunicatorOptions")
         options = replace(options or netq.CommunicatorOptions(), serialization=WITH_VALUES)
         self._final: Final | None = None
-        take_part(options, protocol, "federation", self._serve)
+        take_part(options, protocol, "federation", self._serve, fallback=checked_addresses(fallback, "Client.run"))
         if self._final is None:
             return None
         return {**MESSAGES.load(self._final.stream).model, **self.trainer.local}

@@ -28,12 +28,19 @@ class KnownServer:
 
     rate:    of the last update, in bytes a second; None: not measured yet.
     replies: the last job that has had a reply, and how many the server has.
+    address: of the server.
     check:   seconds that the training of this client's check took; 0: none was made.
     """
 
     rate: float | None = None
     check: float = 0.0
     replies: tuple[Any, int] | None = None
+    address: Any = None
+
+    def is_at(self, address: Any) -> None:
+        """Note the server's address. Another server has none of the replies."""
+        if address != self.address:
+            self.address, self.replies = address, None
 
     def measured(self, size: int, seconds: float, round_trip: float | None) -> None:
         """Note that an update was acknowledged `seconds` after it was put. `round_trip`: None if unknown."""
@@ -73,6 +80,7 @@ class Conversation:
                   it does not ask.
     delivered:    the last job whose reply the server has.
     final:        the last model, from the end of the federation on; None if there is none, or none was wanted.
+    last:         the last round, from the end of the federation on.
     """
 
     def __init__(
@@ -95,8 +103,10 @@ class Conversation:
         self._was_late = False  # whether the last reply came after the deadline of its task
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
         self._question = question
+        link.is_at(membership.addresses[0])
         self.delivered: Any = None
         self.final: Final | None = None
+        self.last = 0
         if introduction is not None:
             membership.greet_with(partial(self._greet, introduction))
 
@@ -118,7 +128,9 @@ class Conversation:
         """
         while self._inbox is None or not self._ready:
             try:
-                timeout = 0.0 if self._ready else idle() if idle is not None else None
+                timeout = 0.0 if self._ready else self._wait(idle)
+                if self._membership.moves:
+                    return None
                 peer, message = self._queue.get(timeout=timeout)
             except TimeoutError:
                 if self._ready:
@@ -146,6 +158,16 @@ class Conversation:
         self._since = time.monotonic()
         return self._ready.popleft()
 
+    def _wait(self, idle: Callable[[], float | None] | None) -> float | None:
+        """Return how long to wait for a message. Gives a lost server up, if there is another address."""
+        due = idle() if idle is not None else None
+        look = self._membership.until_look(self._queue)
+        if look is None:
+            return due
+        if look == 0.0:
+            self._membership.move()
+        return look if due is None else min(look, due)
+
     def _keep(self, message: Final | Described) -> None:
         if isinstance(message, Final):  # it has passed the end
             self.final = message
@@ -162,6 +184,7 @@ class Conversation:
 
     def _end(self, end: End, idle: Callable[[], float | None] | None) -> None:
         """Wait for the last model, if it follows. `idle`: as of `next_task`."""
+        self.last = end.round
         if self._inbox is None:  # a run of Flower counts no rounds
             log.info("round %d was the last one: the server has ended the federation", end.round)
         while end.final and self.final is None:

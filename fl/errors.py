@@ -28,6 +28,10 @@ class UpdateStoreError(NetqError, OSError):
     """An update cannot be written to a strategy's folder, or read from it. Has the system's errno."""
 
 
+class RelayError(NetqError):
+    """A relay cannot go on: it folds otherwise than its server, or may not be one. The text says what to do."""
+
+
 class SimulationError(NetqError):
     """A client's function raised an error, or a client's process ended. The simulation is over.
 

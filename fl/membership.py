@@ -7,13 +7,17 @@ has the rules for users. Knows no messages: its user reports tasks and ends.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import netq
+from netq.text import format_netloc
+from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
 
@@ -22,6 +26,7 @@ _MESSAGES = 10_000  # that wait for the server at most: each costs 1.5 kB here, 
 # Seconds until the next session, when the last one has ended and the federation has not: twice as long after each short
 # session, and as at first after one that took longer than `_STEADY`.
 _PAUSE, _MAX_PAUSE, _STEADY = 1.0, 60.0, 60.0
+_MOVE = 10.0  # seconds without a connection, after which a client with several addresses goes on to the next
 
 
 class Membership:
@@ -30,12 +35,19 @@ class Membership:
     That is the federation of the server to which the client connects first, and later of the server that has given it a
     task last.
 
-    noun: what the federation is called in the log.
-    ini:  the user's event, which is called too.
+    noun:      what the federation is called in the log.
+    ini:       the user's event, which is called too.
+    addresses: where its servers are, the first one first.
     """
 
-    def __init__(self, noun: str, ini: Callable[[uuid.UUID], object] | None) -> None:
+    def __init__(
+        self, noun: str, ini: Callable[[uuid.UUID], object] | None, addresses: Sequence[netq.NetworkLocation]
+    ) -> None:
         self.over = False
+        self.moves = False  # the session ends because its server has no connection, and there is another address
+        self.rests = True  # there is a pause before the next session
+        self.addresses = deque(addresses)  # the first is the present one
+        self._since = math.inf  # when the session began
         self._noun = noun
         self._ini = ini
         self._federation: uuid.UUID | None = None
@@ -59,6 +71,21 @@ class Membership:
     def begins(self) -> None:
         """Note that there is going to be a new communicator."""
         self._is_connected, self._greet = False, None
+        self.moves, self.rests, self._since = False, True, time.monotonic()
+
+    def until_look(self, queue: netq.Communicator) -> float | None:
+        """Return in how many seconds to look again whether the server is lost. 0: it is. None: never."""
+        if len(self.addresses) == 1:
+            return None
+        absent = max(queue.absences().values(), default=time.monotonic() - self._since)
+        return max(0.0, _MOVE - absent)
+
+    def move(self) -> None:
+        """Go on to the next address: the session ends, and the next one begins there."""
+        before = format_netloc(*self.addresses[0])
+        self.addresses.rotate(-1)
+        self.moves, self.rests = True, False
+        log.warning("%s: no connection for %g s; going on to %s", before, _MOVE, format_netloc(*self.addresses[0]))
 
     def greet_with(self, greet: Callable[[], object]) -> None:
         """Call `greet` at the beginning of each session of this communicator: now, if one has begun already."""
@@ -85,6 +112,20 @@ class Membership:
         log.warning("%s: the session is over, the %s is not; connecting again", error, self._noun)
 
 
+def checked_addresses(fallback: object, whose: str) -> list[netq.NetworkLocation]:
+    """Return addresses. Raises InvalidOption."""
+    form = 'a list of hosts and ports, as in [("relay2.farm", 51966)]'
+    right = isinstance(fallback, list | tuple) and all(map(_is_address, fallback))
+    expect(right, f"{whose}: fallback", fallback, form)
+    return [netq.NetworkLocation(*each) for each in fallback]  # type: ignore[attr-defined]  # checked
+
+
+def _is_address(each: object) -> bool:
+    if not isinstance(each, tuple) or len(each) != 2:
+        return False
+    return isinstance(each[0], str) and each[0] != "" and is_whole(each[1], 1, 65535)
+
+
 def take_part(
     options: netq.CommunicatorOptions,
     protocol: netq.Protocol,
@@ -93,6 +134,8 @@ def take_part(
     begin: Callable[[], None] = lambda: None,
     attempt: Callable[[Callable[[], None]], object] = lambda session: session(),
     sleep: Callable[[float], object] = time.sleep,
+    *,
+    fallback: Sequence[netq.NetworkLocation] = (),
 ) -> None:
     """Connect to the server, and call `serve`; again, until the client's federation is over.
 
@@ -101,8 +144,10 @@ def take_part(
     attempt: calls each session. It may call it again after an error: each has a new communicator, which reads the files
              of its options again.
     sleep:   as time.sleep: pauses between two sessions.
+    fallback: further addresses. A server that has no connection for 10 seconds is given up for the next one; after the
+             last comes the first again. What was not delivered then is lost.
     """
-    membership = Membership(noun, options.events.ini)
+    membership = Membership(noun, options.events.ini, [options.netloc, *fallback])
     connection = options.connection.with_queue_bytes(min(_WAITING, options.connection.memory))
     connection = replace(connection, queue_size=min(_MESSAGES, connection.queue_size))
     options = replace(options, connection=connection, events=replace(options.events, ini=membership.connected))
@@ -110,8 +155,11 @@ def take_part(
     def session() -> None:
         begin()
         membership.begins()
-        with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
+        here = replace(options, netloc=membership.addresses[0])
+        with netq.new(protocol, netq.Purpose.CLIENT, here) as queue:
             serve(queue, membership)
+            if membership.moves:
+                queue.close(0.0)
 
     pause = 0.0
     while True:
@@ -119,5 +167,7 @@ def take_part(
         attempt(session)
         if membership.over:
             return
+        if not membership.rests:
+            continue
         pause = _PAUSE if time.monotonic() - since > _STEADY else min(2 * pause, _MAX_PAUSE) or _PAUSE
         sleep(pause)

@@ -3,7 +3,8 @@
     server ──Task──► client        train, or evaluate, this model
     server ◄─Offer── client        the reply is ready, and too large to send without a permit
     server ─Permit─► client        there is room for the reply
-    server ◄─Reply── client        an Update (train), a Report (evaluate), a Skip, or the reason of a failure
+    server ◄─Reply── client        an Update (train), a Report (evaluate), a Skip, or the reason of a failure;
+                                   of a relay a Subtotal
     server ◄Introduction client    the client's properties, at the begin of a session
     server ◄─Leave── client        the client closes its session, and why
     server ◄Describe─ client       a client that wants no task, but to know what tasks are like
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
 
@@ -40,10 +41,12 @@ from fl.envelope import (
     check_number,
     values,
 )
+from fl.subtotal import Subtotal
 from fl.tensors import serialization as tensors
 from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT, JsonSerializer
 from fl.tensors.roles import ROLES, Roles, are_roles
 from fl.tensors.spec import Model, nbytes, plain
+from fl.tensors.storage import Passed
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
 from netq.text import printable
@@ -123,6 +126,7 @@ class Task:
     deadline:    seconds for which the server waits for the reply.
     roles:       of the tensors that are not trained, by name (fl/tensors/roles.py); of the local ones, too, which the
                  model does not have. Only trained tensors are packed, or sent as differences.
+    folding:     what the sums of the server's strategy depend on (Strategy.folding): relays fold so. Empty: not said.
     """
 
     job: Job
@@ -135,12 +139,14 @@ class Task:
     answered: int = MAX_NUMBER
     deadline: float = math.inf
     roles: Roles = field(default_factory=dict)
+    folding: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_number("unasked", self.unasked)
         check_number("counted", self.counted)
         check_number("answered", self.answered)
         expect(is_number(self.deadline, 0), "deadline", self.deadline, "seconds")
+        expect(isinstance(self.folding, dict), "folding", self.folding, "a dict")
         _check_roles(self.roles)
 
 
@@ -149,10 +155,10 @@ class Reply:
     """The result of a task. A text is the reason why the client could not do the task."""
 
     job: Job
-    content: Content | str
+    content: Content | Subtotal | str
 
     def __post_init__(self) -> None:
-        known = isinstance(self.content, (Update, Report, Skip, str))
+        known = isinstance(self.content, (Update, Report, Skip, Subtotal, str))
         expect(known, "content", self.content, "an Update, a Report or a Skip")
         if isinstance(self.content, str):
             object.__setattr__(self, "content", printable(self.content))
@@ -172,6 +178,8 @@ class Description:
     round:   the number of the next round, or of the one that is under way.
     tensors: of the model: shape, dtype, and whether it is a torch.Tensor, by name.
     time:    of the server, in seconds since 1970.
+    relays:  whether the client that asks may be a relay.
+    path:    the relays between it and the server, by the ids that they have as clients; the nearest first.
 
     The other fields are those of Task.
     """
@@ -183,9 +191,17 @@ class Description:
     compression: Mapping[str, Any]
     roles: Roles
     time: float
+    folding: Mapping[str, Any] = field(default_factory=dict)
+    relays: bool = False
+    path: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_number("round", self.round)
+        expect(isinstance(self.folding, dict), "folding", self.folding, "a dict")
+        expect(type(self.relays) is bool, "relays", self.relays, "True or False")
+        right = isinstance(self.path, list | tuple) and all(type(each) is str for each in self.path)
+        expect(right, "path", self.path, "a list of ids")
+        object.__setattr__(self, "path", tuple(self.path))
         expect(is_number(self.time, 0, MAX_TIME), "time", self.time, "seconds since 1970")
         _check_roles(self.roles)
         expect(isinstance(self.tensors, dict), "tensors", self.tensors, "a dict")
@@ -196,13 +212,13 @@ class Description:
 
 
 Content: TypeAlias = Update | Report | Skip
-Measured = TypeVar("Measured", Update, Report)
-Changed = TypeVar("Changed", bound=Task | Update | Report)
+Measured = TypeVar("Measured", Update | Subtotal, Report | Subtotal)
+Changed = TypeVar("Changed", bound=Task | Update | Report | Subtotal)
 Message: TypeAlias = Task | Offer | Permit | Reply | Introduction | Leave | Describe | Description | End | Final
 
 _WITHOUT_JOB = (Introduction, Leave, Describe, Description, End, Final)
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
-_CONTENTS: dict[str, type[Content]] = {kind.__name__: kind for kind in (Update, Report, Skip)}
+_CONTENTS: dict[str, type[Content | Subtotal]] = {kind.__name__: kind for kind in (Update, Report, Skip, Subtotal)}
 _OURS = (*_MESSAGES.values(), *_CONTENTS.values())
 
 
@@ -222,12 +238,14 @@ def build(values: Any) -> Message:
         raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
 
 
-def _build_content(values: Any) -> Content:
+def _build_content(values: Any) -> Content | Subtotal:
     kind, found = _split("content", values, _CONTENTS)
+    if type(given := found.get("metrics")) is dict:
+        found["metrics"] = {name: _build_metric(value) for name, value in given.items()}
+    if kind is Subtotal:
+        return Subtotal.of(found)
     if kind is Update and type(model := found.get("model")) is dict:
         found["model"] = {name: _build_tensor(tensor) for name, tensor in model.items()}
-    if type(values := found.get("metrics")) is dict:
-        found["metrics"] = {name: _build_metric(value) for name, value in values.items()}
     return counted(kind(**found))
 
 
@@ -255,6 +273,10 @@ def _plain(obj: Any) -> Any:
         return {"packed": [getattr(obj, each.name) for each in fields(obj)]}
     if isinstance(obj, metrics.Sum):
         return {"sum": obj.value}
+    if isinstance(obj, Passed):
+        return obj.identifier
+    if isinstance(obj, Subtotal):
+        return obj.plain()
     return values(obj) if isinstance(obj, _OURS) else tensors.dump_plain(obj)
 
 
@@ -265,6 +287,7 @@ def serialization(text: int = MAX_TEXT, buffers: int = MAX_BUFFERS) -> Serializa
 
 
 MESSAGES = serialization()
+PASSED = JsonSerializer(_plain, Passed)  # the same, and each tensor arrives as it came
 # Of a client that trains in the process that moves its messages.
 WITH_VALUES = envelope.with_values(tensors.messages().load, envelope.ENVELOPES, envelope.read)
 

@@ -51,11 +51,17 @@ class Merged(NamedTuple):
     not_finite: of how many clients a metric was NaN or infinite, and was left out.
     left_out:   of how many it was left out because its form, the shape or whether it is a Sum, is not that of most, or
                 because there was no room for it.
+    sums:       the names of those that are sums.
     """
 
     values: dict[str, Plain]
     not_finite: dict[str, int]
     left_out: dict[str, int]
+    sums: set[str]
+
+    def for_others(self) -> dict[str, Value]:
+        """Return the metrics as those of one client, for `merged` with others."""
+        return {name: Sum(value) if name in self.sums else value for name, value in self.values.items()}
 
 
 def checked(metrics: object) -> dict[str, Value]:
@@ -119,7 +125,7 @@ def merged(
         counts[name] += lost.get(name, 0)
     of_most = sum(2 * count > number for count in counts.values())
     names = sorted(counts, key=lambda name: (-counts[name], name))[: min(max(of_most, _FEW_NAMES), _MAX_METRICS)]
-    found = Merged({}, {}, {})
+    found = Merged({}, {}, {}, set())
     for name in names:
         alike = _alike({peer: metrics[name] for peer, metrics in clients.items() if name in metrics})
         first = next(iter(alike.values()))
@@ -133,6 +139,7 @@ def merged(
         if not finite:
             found.values[name] = _plain(first) * math.nan
         elif isinstance(first, Sum):
+            found.sums.add(name)
             found.values[name] = _sum(map(_plain, finite.values()))
         else:
             found.values[name] = _mean([*finite.values()], [weights[peer] for peer in finite])

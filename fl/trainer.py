@@ -16,6 +16,7 @@ from fl.envelope import Finished, Job
 from fl.envelope import Task as Envelope
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, build, counted, with_fields
+from fl.subtotal import Subtotal
 from fl.tensors.blocks import Scratch, check_finite, sources
 from fl.tensors.model import copied, difference
 from fl.tensors.roles import SENT, Roles, equal, of_role
@@ -188,14 +189,14 @@ def _without(model: Model, local: Model, constants: Model) -> dict[str, Any]:
     return {name: tensor for name, tensor in model.items() if name not in local and name not in constants}
 
 
-def finished(job: Job, content: Content) -> Finished | str:
+def finished(job: Job, content: Content | Subtotal) -> Finished | str:
     """Return the reply to a task as bytes, or the reason why it cannot be sent."""
     try:
         message = MESSAGES.dump(Reply(job, content))
     except Exception as error:  # serialising the user's values may raise anything
         log.error("an answer cannot be sent: %s", describe(error))
         return f"its answer cannot be sent: {describe(error)}"
-    return Finished(job, message, content.nbytes if isinstance(content, Update) else 0)
+    return Finished(job, message, content.nbytes if isinstance(content, Update | Subtotal) else 0)
 
 
 def _warn_if_unlike(what: str, model: Model, roles: Roles, like: Mapping[str, Spec]) -> None:

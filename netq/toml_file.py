@@ -36,7 +36,7 @@ from netq.options import (
 )
 from netq.proxy import ENVIRONMENT
 from netq.proxy import check as check_proxy
-from netq.text import describe, did_you_mean, printable
+from netq.text import describe, did_you_mean, parse_netloc, printable
 from netq.utils.files import read_regular
 from netq.validate import is_function, is_whole
 
@@ -160,6 +160,17 @@ class File:
     def boolean(self, table: str, key: str) -> bool:
         """Return true or false."""
         return bool(self._read(table, key, lambda value: isinstance(value, bool), "true or false"))
+
+    def addresses(self, table: str, key: str) -> list[NetworkLocation]:
+        """Return the addresses of a list of texts; an empty list if the key is missing."""
+        texts, form = self.table(table).get(key, []), 'a list of addresses, as in ["relay2.farm:51966"]'
+        self.check(f"{table}.{key}", texts, isinstance(texts, list) and all(isinstance(t, str) for t in texts), form)
+        try:
+            found = [NetworkLocation(*parse_netloc(text)) for text in texts]
+        except ValueError as error:
+            raise self.wrong(f"{table}.{key}: {error}") from None
+        self.check(f"{table}.{key}", texts, all(each.port for each in found), form)
+        return found
 
     def choice(self, table: str, key: str, default: Choice) -> Choice:
         """Return a member of an enum whose values are texts; `default` if the key is missing."""

@@ -23,6 +23,7 @@ from fl.errors import InvalidUpdate
 from fl.tensors.blocks import BLOCK, Scratch, Source, check_finite, check_names, restore, source_of, sources
 from fl.tensors.spec import Model, specs_of
 from netq.protocol.memory import Memory
+from netq.validate import is_whole
 
 
 @dataclass(slots=True)
@@ -202,6 +203,8 @@ class WeightedMean:
         specs, scratch = self._accumulator.specs, self._accumulator.scratch
         values, bases = partial["values"], partial["bases"]
         checked_weight(partial["weight"])
+        if not is_whole(partial["count"], 1, 2**53):
+            raise InvalidUpdate(f"count is {partial['count']!r}; expected how many updates were folded")
         check_names(values, specs)
         check_names(bases, {name: spec for name, spec in specs.items() if spec.is_long})
         for name, spec in specs.items():

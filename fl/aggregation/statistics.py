@@ -17,8 +17,6 @@ from fl.errors import InvalidUpdate
 from fl.tensors.blocks import Scratch, Source, flat, is_finite, restore, source_of, sources
 from fl.tensors.spec import Model, specs_of
 
-_Key = str | tuple[str, str]
-
 
 class Statistics:
     """The mean by weight of some tensors of a round's updates, folded as they arrive."""
@@ -29,19 +27,19 @@ class Statistics:
         self._mean: WeightedMean | None = None  # of this round; None before its first update
         self._open: dict[str, Source] = {}  # tensors of the round's model that are infinite somewhere
 
-    def read(self, model: Model, update: Mapping[str, Any]) -> Mapping[Any, Any]:
+    def read(self, model: Model, update: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the statistics of an update for `fold`. Raises InvalidUpdate if they do not fit `model`."""
         if not self._names:
             return {}
         mean = self._mean = self._mean or self._begin(model)
         found = {name: update[name] for name in self._names if name in update}
-        values: dict[Any, Any] = {}
+        values: dict[str, Any] = {}
         for name, source in sources(found, specs_of({name: model[name] for name in self._names})):
             values |= self._split(name, source) if name in self._open else {name: found[name]}
         mean.check(values)
         return values
 
-    def fold(self, values: Mapping[Any, Any], weight: float) -> None:
+    def fold(self, values: Mapping[str, Any], weight: float) -> None:
         """Fold what `read` has returned."""
         if weight > 0 and self._mean is not None:
             self._mean.fold(values, weight)
@@ -58,11 +56,17 @@ class Statistics:
             self._mean = self._mean or self._begin(model)
             self._mean.merge(partial)
 
+    def check_partial(self, model: Model, partial: Mapping[str, Any]) -> None:
+        """Raise InvalidUpdate for a partial that `merge` would refuse."""
+        if partial:
+            self._mean = self._mean or self._begin(model)
+            self._mean.check_partial(partial)
+
     def finish(self, model: Model) -> dict[str, Any]:
         """Return the means, and begin the next round. Without an update they are the values of the model."""
         if self._mean is None or not self._mean.count:
             return {name: model[name] for name in self._names}
-        means: dict[Any, Any] = self._mean.finish()
+        means = self._mean.finish()
         result = {name: means[name] for name in self._names}
         for name, source in self._open.items():
             share, before = means[_share(name)], flat(source, self._scratch)
@@ -77,7 +81,7 @@ class Statistics:
         self._open.clear()
 
     def _begin(self, model: Model) -> WeightedMean:
-        like: dict[Any, Any] = {}
+        like: dict[str, Any] = {}
         for name in self._names:
             source = source_of(name, model[name])
             if is_finite(source, self._scratch):
@@ -87,7 +91,7 @@ class Statistics:
                 like |= {name: flat(source, self._scratch), _share(name): np.zeros(source.spec.size)}
         return WeightedMean(like)
 
-    def _split(self, name: str, source: Source) -> dict[_Key, NDArray[Any]]:
+    def _split(self, name: str, source: Source) -> dict[str, NDArray[Any]]:
         """Return the finite elements of a statistic, 0 in place of the others, and which elements are finite."""
         values, model = flat(source, self._scratch), flat(self._open[name], self._scratch)
         is_known = np.isfinite(values)
@@ -96,6 +100,6 @@ class Statistics:
         return {name: np.where(is_known, values, 0.0), _share(name): is_known.astype(np.float64)}
 
 
-def _share(name: str) -> _Key:
+def _share(name: str) -> str:
     """Return the key of the share of the weight that has an element. No tensor has such a name."""
-    return name, "share"
+    return f"{name}\0share"

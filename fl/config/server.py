@@ -33,7 +33,7 @@ from netq.toml_file import CONNECTION, File, in_file_terms, named_object
 
 _PATIENCE = tuple(each.name for each in fields(fl.Patience))
 _COUNTS = ("min_clients", "wait", "suspend_after", "void_rounds")
-_SETTINGS = ("min_clients", "wait", *_PATIENCE, "evaluate", "memory_limit")
+_SETTINGS = ("min_clients", "wait", *_PATIENCE, "evaluate", "memory_limit", "relays")
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class Config:
         protocol = file.choice("server", "protocol", Protocol.TCP)
         return cls(
             path=file.path,
-            options=file.communicator(_netloc(file), protocol),
+            options=file.communicator(netloc(file), protocol),
             rounds=file.whole("server", "rounds", "a whole number, 1 or more", 1),
             initial=_called_with(file, "initial"),
             protocol=protocol,
             linger=_linger(file),
-            settings=_settings(file),
+            settings=settings(file),
             checkpoint=file.output("server", "checkpoint", suffix=".previous"),
             measure=_called_with(file, "measure", "model") if "measure" in file.table("model") else None,
             save=(save := _save(file)),
@@ -150,7 +150,7 @@ class Config:
         if best:
             best["path"] = _simulated(best["path"])
         patience = replace(self.settings.get("patience", fl.Patience()), void_pause=0.0)  # nothing would change in it
-        settings = {name: value for name, value in self.settings.items() if name not in ("memory_limit", "wait")}
+        settings = {name: value for name, value in self.settings.items() if name not in ("memory_limit", "wait", "relays")}
         settings["patience"] = patience
         return replace(self, settings=settings, save=_simulated(self.save), save_best=best, callbacks=callbacks)
 
@@ -185,10 +185,11 @@ def load_connection(path: str | Path) -> tuple[CommunicatorOptions, Protocol]:
     file = File(Path(path), "the server's TOML file")
     file.check_names({**CONNECTION, "server": ("host", "port", "protocol", "proxy")})
     protocol = file.choice("server", "protocol", Protocol.TCP)
-    return file.communicator(_netloc(file), protocol), protocol
+    return file.communicator(netloc(file), protocol), protocol
 
 
-def _netloc(file: File) -> NetworkLocation:
+def netloc(file: File) -> NetworkLocation:
+    """Return where a server listens."""
     host = file.text("server", "host", 'where to listen, as in "0.0.0.0"')
     expected = "a whole number from 1 to 65535, as in 51966, or 0 for one that is free"
     return NetworkLocation(host, file.whole("server", "port", expected, 0, 65535))
@@ -254,7 +255,7 @@ def _linger(file: File) -> float:
     return seconds
 
 
-def _settings(file: File) -> dict[str, Any]:
+def settings(file: File) -> dict[str, Any]:
     """Return arguments of fl.Server that are passed on unchanged. It checks their ranges itself."""
     readers: dict[str, Callable[[str, str], Any]] = {
         **dict.fromkeys(_COUNTS, partial(file.whole, expected="a whole number")),
@@ -264,12 +265,13 @@ def _settings(file: File) -> dict[str, Any]:
         "grace": partial(file.seconds, expected="seconds, as in 10.0"),
         "evaluate": partial(_evaluate, file),
         "memory_limit": partial(file.whole, expected="a whole number of bytes"),
+        "relays": partial(_relays, file),
     }
-    settings = {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
-    patience = {key: settings.pop(key) for key in _PATIENCE if key in settings}
+    found = {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
+    patience = {key: found.pop(key) for key in _PATIENCE if key in found}
     if patience:
-        settings["patience"] = file.options("server", fl.Patience, patience)
-    return {**settings, **_roles(file)}
+        found["patience"] = file.options("server", fl.Patience, patience)
+    return {**found, **_roles(file)}
 
 
 def _seconds_by_round(file: File, table: str, key: str) -> Any:
@@ -278,6 +280,14 @@ def _seconds_by_round(file: File, table: str, key: str) -> Any:
         return file.seconds(table, key, 'seconds, as in 600.0, or { schedule = "step", start = 600.0, … }')
     with file.named(f"{table}.{key}: "):
         return from_table(value)
+
+
+def _relays(file: File, table: str, key: str) -> Any:
+    relays = file.table(table)[key]
+    right = isinstance(relays, bool) or (isinstance(relays, list) and all(isinstance(each, str) for each in relays))
+    form = 'true, false, or a list of names or ids, as in ["relay-north"]'
+    file.check(f"{table}.{key}", relays, right, form)
+    return relays
 
 
 def _roles(file: File) -> dict[str, Any]:

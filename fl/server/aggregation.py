@@ -20,6 +20,7 @@ from fl.errors import InvalidUpdate
 from fl.messages import Update, with_fields
 from fl.report import ClientFailure, FailureKind
 from fl.strategies.base import Strategy
+from fl.subtotal import Subtotal
 from fl.tensors.blocks import Scratch, check_names, flat, is_finite, restore, source_of
 from fl.tensors.model import check
 from fl.tensors.roles import Roles, equal
@@ -61,6 +62,13 @@ class Aggregation:
         self._strategy.fold(start, with_fields(update, model=trained), client=client, staleness=staleness)
         self._statistics.fold(statistics, weight)
 
+    def take(self, model: Model, content: Update | Subtotal, client: uuid.UUID, staleness: int) -> None:
+        """Fold an update, or the sum of a relay. Raises what `fold` and `merge` do."""
+        if isinstance(content, Subtotal):
+            self.merge(model, content.folded)
+        else:
+            self.fold(model, content, client, staleness)
+
     def fold_if_valid(
         self, model: Model, update: Update, client: uuid.UUID, staleness: int = 0
     ) -> ClientFailure | None:
@@ -92,8 +100,13 @@ class Aggregation:
         return {"strategy": self._strategy.partial(), "statistics": self._statistics.partial()}
 
     def merge(self, model: Model, partial: Mapping[str, Any]) -> None:
-        """Fold what `partial` of another one has returned, which had the same model."""
-        self._strategy.merge(partial["strategy"])
+        """Fold what `partial` of another one has returned, which had the same model. Raises InvalidUpdate."""
+        try:
+            self._statistics.check_partial(model, partial["statistics"])
+            self._strategy.merge(partial["strategy"])
+        except (KeyError, TypeError, AttributeError) as error:  # of a peer: it may be anything
+            who = type(self._strategy).__name__
+            raise InvalidUpdate(f"it is no sum of {who}: {describe(error)}; expected what its `partial` returns") from None
         self._statistics.merge(model, partial["statistics"])
 
     def finish(self, model: Model, number: int) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fl.messages import Report, Update
+from fl.messages import Report, Update, with_fields
 from fl.metrics import Merged, elements, merged
 from fl.report import MEASURED, ClientFailure, FailureKind
+from fl.subtotal import Subtotal
 
 Client = TypeVar("Client")
+Reason = TypeVar("Reason", ClientFailure, str)
 
 _LARGE_SHARE = 0.5  # of the examples: a client with more is named …
 _MANY = 3  # … if there are so many clients
@@ -32,6 +34,7 @@ class Answer:
     staleness: int = 0  # of the same: in rounds
     metrics: Mapping[str, Any] = field(default_factory=dict)  # of the same
     without_room: list[str] = field(default_factory=list)  # names of arrays that are not among these
+    relayed: Subtotal | None = None  # of a relay, without its sum
 
 
 class Answers:
@@ -41,12 +44,15 @@ class Answers:
     in_time: regular clients whose answer to the task of this round counts.
     clients: all whose answer counts.
     updates: answers that count.
+
+    A relay is one client here; those that it answers for are in the report. None of them counts twice.
     """
 
     def __init__(self) -> None:
         self.waiting = self.in_time = self.clients = self.updates = 0
         self._answers: dict[uuid.UUID, Answer] = {}
         self._elements = 0  # in the arrays of all metrics
+        self._through: dict[uuid.UUID, uuid.UUID] = {}  # each client that counts: the relay, or itself, by which it does
 
     def ask(self, peer: uuid.UUID, *, is_regular: bool) -> None:
         """Note that a client was asked."""
@@ -54,9 +60,17 @@ class Answers:
         answer.is_regular, answer.is_pending = is_regular, True
         self.waiting += is_regular
 
-    def count(self, peer: uuid.UUID, content: Update | Report, staleness: int = 0) -> None:
-        """Count an Update or Report."""
+    def twice(self, peer: uuid.UUID, content: Update | Report | Subtotal) -> uuid.UUID | None:
+        """Return a client of this answer that counts already, through another relay or by itself; None if none does."""
+        clients = content.clients if isinstance(content, Subtotal) else (peer,)
+        return next((each for each in clients if self._through.get(each, peer) != peer), None)
+
+    def count(self, peer: uuid.UUID, content: Update | Report | Subtotal, staleness: int = 0) -> None:
+        """Count an answer."""
         answer = self._settled(peer)
+        if isinstance(content, Subtotal):
+            self.relay(peer, content)
+        self._through |= dict.fromkeys(content.clients if isinstance(content, Subtotal) else (peer,), peer)
         self.updates += 1
         self.clients += not answer.updates
         self.in_time += answer.is_regular and not staleness
@@ -70,6 +84,10 @@ class Answers:
             size, metrics = 0, {name: value for name, value in metrics.items() if isinstance(value, float)}
         self._elements = _MAX_ELEMENTS - room + size
         answer.metrics = metrics
+
+    def relay(self, peer: uuid.UUID, content: Subtotal) -> None:
+        """Note what has come of the clients of a relay, whether or not some of them count."""
+        self._answers[peer].relayed = with_fields(content, folded={})
 
     def skip(self, peer: uuid.UUID, reason: str) -> None:
         """Record that a client had nothing for a task. An asynchronous strategy may have had an update of it before."""
@@ -102,7 +120,11 @@ class Answers:
         for peer, answer in self._answers.items():
             if answer.updates:
                 failed = Answer(failure=ClientFailure(FailureKind.VOID, reason), skipped=answer.skipped)
+                if answer.relayed is not None:
+                    failures = {each: failed.failure for each in answer.relayed.clients if failed.failure is not None}
+                    failed.relayed = with_fields(answer.relayed, clients={}, failures={**answer.relayed.failures, **failures})
                 self._answers[peer] = failed
+        self._through.clear()
         self.in_time = self.clients = self.updates = 0
 
     def pending(self) -> list[uuid.UUID]:
@@ -118,22 +140,39 @@ class Answers:
     @property
     def failures(self) -> dict[uuid.UUID, ClientFailure]:
         """The clients whose answer does not count, and why."""
-        return {peer: each.failure for peer, each in self._answers.items() if each.failure is not None}
+        own = {peer: each.failure for peer, each in self._answers.items() if each.failure is not None}
+        return {**self._without_counted(each.failures for each in self._relayed), **own}
 
     @property
     def skipped(self) -> dict[uuid.UUID, str]:
         """The clients that had nothing for their task, and why."""
-        return {peer: each.skipped for peer, each in self._answers.items() if each.skipped is not None}
+        own = {peer: each.skipped for peer, each in self._answers.items() if each.skipped is not None}
+        return {**self._without_counted(each.skipped for each in self._relayed), **own}
 
     @property
     def counted(self) -> dict[uuid.UUID, Answer]:
-        """The clients whose answers count."""
+        """The clients whose answers count; relays, but not those that they answer for."""
         return {peer: each for peer, each in self._answers.items() if each.updates}
 
     @property
+    def _relayed(self) -> list[Subtotal]:
+        return [each.relayed for each in self._answers.values() if each.relayed is not None]
+
+    def _without_counted(self, parts: Iterable[Mapping[uuid.UUID, Reason]]) -> dict[uuid.UUID, Reason]:
+        return {peer: reason for part in parts for peer, reason in part.items() if peer not in self._through}
+
+    @property
     def num_examples(self) -> dict[uuid.UUID, int]:
-        """Of each client whose answer counts."""
-        return {peer: each.num_examples for peer, each in self.counted.items()}
+        """Of each client whose answer counts, those for which a relay answers in place of the relay."""
+        found: dict[uuid.UUID, int] = {}
+        for peer, each in self.counted.items():
+            found |= {peer: each.num_examples} if each.relayed is None else each.relayed.clients
+        return found
+
+    @property
+    def names(self) -> dict[uuid.UUID, str]:
+        """Of the clients for which relays answer, as far as these know them."""
+        return {peer: name for each in self._relayed for peer, name in each.names.items()}
 
     @property
     def staleness(self) -> dict[uuid.UUID, int]:
@@ -142,13 +181,19 @@ class Answers:
 
     @property
     def metrics(self) -> dict[uuid.UUID, Mapping[str, Any]]:
-        """Of each client whose answer counts."""
+        """Of each client whose answer counts. Of a relay, those of its clients merged."""
         return {peer: each.metrics for peer, each in self.counted.items()}
 
     def merged(self) -> Merged:
         """Return the means of the metrics by number of examples; a client counts with its last answer."""
-        lost = Counter(name for each in self.counted.values() for name in each.without_room)
-        return merged(self.metrics, self.num_examples, lost, len(self.counted))
+        counted = self.counted
+        lost = Counter(name for each in counted.values() for name in each.without_room)
+        weights = {peer: each.num_examples for peer, each in counted.items()}
+        found = merged(self.metrics, weights, lost, len(counted))
+        for each in self._relayed:
+            for counts, more in ((found.not_finite, each.not_finite), (found.left_out, each.left_out)):
+                counts |= {name: counts.get(name, 0) + number for name, number in more.items()}
+        return found
 
     def shares(self) -> dict[uuid.UUID, float]:
         """Return the share of the examples of each client that has more than half of them, among three or more."""

@@ -211,6 +211,7 @@ class Federation:
             deltas=strategy.deltas,
             compression=asdict(strategy.compression),
             roles={name: role for name, role in self.roles.items() if role != "trained"},
+            folding=strategy.folding,
         )
 
     @property

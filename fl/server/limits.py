@@ -25,6 +25,7 @@ _SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interp
 _TEXT = 500_000  # bytes of text besides the tensors; 1,000 metrics, with names of 100 ASCII characters, have 125,000
 _OF_TENSOR = 200  # bytes for each, besides its name, shape and elements: 110 of text if packed, 72 around its buffer
 _VALUES_OF_TENSOR = 17  # of JSON, besides its shape; a packed one
+_OF_RELAY = 16_000_000  # bytes of text in a sum: 160 for each of 100,000 clients; more, where a reason or a name is long
 _BUFFERS = 16 + MAX_ARRAYS  # besides those of tensors; metrics may be arrays
 
 
@@ -52,13 +53,15 @@ class Limits(NamedTuple):
         return replace(options, connection=connection)
 
 
-def limits(model: Mapping[str, Any], memory_limit: int | None) -> Limits:
+def limits(model: Mapping[str, Any], memory_limit: int | None, *, relays: bool = False) -> Limits:
     """Return the bounds for a model: with its successor and the updates, it makes up the limit, in bytes.
+
+    relays: whether clients may answer for others.
 
     Raises InvalidOption.
     """
     size, of_model = nbytes(model), _text(model)
-    text = min(MAX_TEXT, _TEXT + _MODELS * of_model)
+    text = min(MAX_TEXT, _TEXT + _MODELS * of_model + (_OF_RELAY if relays else 0))
     buffers = min(MAX_BUFFERS, _BUFFERS + _MODELS * len(model))
     update, task = _MODELS * size + _EXTRA, size + text + _TEXT
     if memory_limit is None:

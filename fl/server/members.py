@@ -28,6 +28,7 @@ from fl.server.federation import config_or_failure
 from fl.server.limits import Limits
 from fl.server.member import TRANSITIONS, Asked, Member, MemberEvent, MemberState, Owed
 from fl.status import CLOCK, ClientStatus, Refusal, Stage
+from fl.subtotal import Subtotal
 from fl.tensors.spec import Model
 from netq.version import VERSION
 
@@ -57,6 +58,7 @@ class Members:
     grace:    seconds; a client without a connection for longer is lost. The rate of a client that sends while others
               wait is measured over so long.
     bounds:   of the updates that may be on their way at once, and of one message.
+    relays:   which clients may answer for others: by name or id; True: any.
     config_of: returns what a client's task of a round has in its config besides the task's own; None: nothing.
     """
 
@@ -70,6 +72,7 @@ class Members:
         bounds: Limits,
         callbacks: Callbacks,
         describe: Callable[[ClientInfo], Description],
+        relays: bool | Collection[str],
         config_of: Callable[[ClientInfo, int], Mapping[str, Any]] | None,
     ) -> None:
         self.run = run
@@ -77,6 +80,7 @@ class Members:
         self._bounds = bounds
         self._callbacks = callbacks
         self._describe = describe
+        self._relays = relays
         self._config_of = config_of
         self._members: dict[uuid.UUID, Member] = {}
         self._busy: dict[uuid.UUID, Member] = {}  # those that have a task
@@ -171,7 +175,8 @@ class Members:
         self._note_begun()
         member = self.of(peer)
         is_known = member.session.properties is not None or member.session.is_visitor
-        return not is_known and time.monotonic() - member.since < _INTRODUCTION
+        # The loop has a session in its table a moment before it notes when it began.
+        return not is_known and (member.since == -math.inf or time.monotonic() - member.since < _INTRODUCTION)
 
     def ask(
         self, task: Task, members: Collection[Member], limit: float, *, keep_late: bool
@@ -289,12 +294,13 @@ class Members:
         """Make `answer` raise Closed. Any thread may call this."""
         self._dispatcher.end()
 
-    def announce_end(self, last: int, model: Model, *, wait_for_new: bool = True) -> list[Future[None]]:
+    def announce_end(self, last: int, model: Model | None, *, wait_for_new: bool = True) -> list[Future[None]]:
         """Tell clients that do not know it that the federation is over, and send the model to those that want it.
 
         A client gets the model once: an agent that its system starts again comes back while the server lingers.
 
         last:         the number of the last round.
+        model:        None: there is none.
         wait_for_new: whether to leave out clients that have not said whether they want the model, and may.
 
         Returns the deliveries of the model to clients that are not lost.
@@ -304,9 +310,10 @@ class Members:
         for member in told:
             member.session.is_told = True
         wanting = {each.id: each for each in told if each.session.wants_final and not _has_final(each)}
+        wanting = {} if model is None else wanting
         self._dispatcher.announce(End(last), {each.id for each in told} - wanting.keys())
         self._dispatcher.announce(End(last, final=True), wanting)
-        if wanting:
+        if model is not None and wanting:
             for peer, delivery in zip(wanting, self.queue.put(Final(model), *wanting).futures, strict=True):
                 wanting[peer].final = delivery
         return [each.final for each in present if each.final is not None]
@@ -319,7 +326,7 @@ class Members:
         new = tuple(self._new)  # to which sessions may be added meanwhile
         return any(self.is_new(peer) and self._dispatcher.present((peer,)) for peer in new)
 
-    def answer(self, purpose: Purpose, until: float) -> tuple[Key, Content | ClientFailure] | None:
+    def answer(self, purpose: Purpose, until: float) -> tuple[Key, Content | Subtotal | ClientFailure] | None:
         """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.
 
         Return None at the time `until`, or if no client has such a task. Raises Closed.
@@ -470,12 +477,17 @@ class Members:
         member.session.is_visitor = True
         member.left, member.changed = question.reason, time.time()
         try:
-            description = self._describe(_info(member))
+            description = replace(self._describe(_info(member)), relays=self._may_relay(member))
         except Exception:  # of the user's strategy, as it would in the next round
             log.exception("the next task cannot be described")
         else:
             self.queue.put(description, member.id)
         return True
+
+    def _may_relay(self, member: Member) -> bool:
+        if isinstance(self._relays, bool):
+            return self._relays
+        return str(member.id) in self._relays or (member.name != "" and member.name in self._relays)
 
     def _receive_offer(self, member: Member, offer: Offer) -> bool:
         """Queue an update for its admission: once a session and task, and a second time after a permit."""
@@ -518,16 +530,20 @@ class Members:
         """Return the clients that may offer an update."""
         return (member for member in self if member.state is MemberState.ASKED)
 
-    def _receive_reply(self, member: Member, job: Job, content: Content | str) -> bool:
+    def _receive_reply(self, member: Member, job: Job, content: Content | Subtotal | str) -> bool:
         """Handle a reply. Return whether the client owes it."""
         now = time.monotonic()
         member.replied = job, member.replies(job) + 1
         owed = member.settle(job, now)
-        size, allowed = content.nbytes if isinstance(content, Update) else 0, owed.allowed if owed else 0
-        answer: Content | ClientFailure
+        size = content.nbytes if isinstance(content, Update | Subtotal) else 0
+        allowed = owed.allowed if owed else 0
+        answer: Content | Subtotal | ClientFailure
         if isinstance(content, str):
             answer = ClientFailure(FailureKind.FAILED, content)
-        elif not isinstance(content, (_CONTENT[job.purpose], Skip)):
+        elif isinstance(content, Subtotal) and not self._may_relay(member):
+            wrong = "it answers for others, and is not among this server's relays; expected its own answer"
+            answer = ClientFailure(FailureKind.INVALID, wrong)
+        elif not isinstance(content, (_CONTENT[job.purpose], Subtotal, Skip)):
             wrong = f"it answered with {type(content).__name__}; expected {_CONTENT[job.purpose].__name__}"
             answer = ClientFailure(FailureKind.INVALID, wrong)
         elif size > allowed:
@@ -546,7 +562,9 @@ class Members:
                 self._admission.arrive(member, size, now)
         return True
 
-    def _receive_stale(self, member: Member, job: Job, content: Content | str, *, is_owed: bool) -> None:
+    def _receive_stale(
+        self, member: Member, job: Job, content: Content | Subtotal | str, *, is_owed: bool
+    ) -> None:
         """Handle a reply to a task that is not open. The client is too late, or wrong.
 
         A client that was too late still works on its present task, which stays open. So does a client whose server has

@@ -20,7 +20,8 @@ from typing import Generic, cast
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.envelope import Job
-from fl.messages import Content, Measured, Skip, Task, Update, with_fields
+from fl.messages import Content, Measured, Report, Skip, Task, Update, with_fields
+from fl.properties import title
 from fl.report import ClientFailure, FailureKind
 from fl.server.aggregation import Aggregation
 from fl.server.answers import Answers
@@ -29,6 +30,7 @@ from fl.server.members import Members
 from fl.server.rule import RoundRule, RoundState
 from fl.server.standing import Standing
 from fl.strategies.base import Strategy
+from fl.subtotal import Subtotal
 from fl.tensors.spec import nbytes
 
 log = logging.getLogger("netq.fl")
@@ -132,13 +134,17 @@ class Round(Generic[Measured]):
             member.reason, size = "", 0
             if isinstance(received.content, Update):
                 member.updates, size = member.updates + 1, nbytes(received.content.model)
+            elif isinstance(received.content, Subtotal) and received.content.folded:
+                member.updates, size = member.updates + 1, received.content.nbytes
             self._callbacks.client_is(member.id, ClientState.DONE, size)
         else:
             self._fail(member, failure)
         del received.content  # before its place is given to another client, which may send at once
         self._members.settle(member, MemberEvent.COUNT if failure is None else MemberEvent.FAIL)
 
-    def _good(self, member: Member, job: Job, content: Content | ClientFailure) -> Arrival[Measured] | None:
+    def _good(
+        self, member: Member, job: Job, content: Content | Subtotal | ClientFailure
+    ) -> Arrival[Measured] | None:
         """Return an answer that may count. Record any other, and return None."""
         staleness = self._task.job.round - job.round
         if isinstance(content, ClientFailure):
@@ -149,14 +155,30 @@ class Round(Generic[Measured]):
             member.reason = content.reason
             self._callbacks.client_is(member.id, ClientState.DONE)
             self._members.settle(member, MemberEvent.SKIP)
-        elif staleness and not self._keep_late:
-            reason = f"it is {staleness} rounds late, and the strategy wants no late ones"
+        elif staleness and (not self._keep_late or isinstance(content, Subtotal)):
+            wants = "a relay's sum counts in its own only" if self._keep_late else "the strategy wants no late ones"
+            reason = f"it is {staleness} rounds late, and {wants}"
             self._fail(member, ClientFailure(FailureKind.STALE, reason))
+            self._members.settle(member, MemberEvent.FAIL)
+        elif (why := self._refusal(member, content)) is not None:
+            if isinstance(content, Subtotal):
+                self.answers.relay(member.id, content)
+            self._fail(member, why)
             self._members.settle(member, MemberEvent.FAIL)
         else:
             answer = cast(Measured, content)
-            bounded = with_fields(answer, num_examples=self._strategy.examples(answer.num_examples))
-            return Arrival(member.id, bounded, staleness)
+            if not isinstance(answer, Subtotal):  # its relay has bounded what its clients claim
+                answer = with_fields(answer, num_examples=self._strategy.examples(answer.num_examples))
+            return Arrival(member.id, answer, staleness)
+        return None
+
+    def _refusal(self, member: Member, content: Update | Report | Subtotal) -> ClientFailure | None:
+        """Return why an answer cannot count, None if it can."""
+        if isinstance(content, Subtotal) and not content.clients:
+            return ClientFailure(FailureKind.FAILED, content.failure)
+        if (client := self.answers.twice(member.id, content)) is not None:
+            of = "it counts" if client == member.id else f"{title(client)}, one of its clients, counts"
+            return ClientFailure(FailureKind.INVALID, f"{of} in this round already, through another relay")
         return None
 
     def _fail(self, member: Member, failure: ClientFailure, *, is_spared: bool = False) -> None:

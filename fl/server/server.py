@@ -38,10 +38,12 @@ from fl.server.patience import Patience
 from fl.server.round import Round
 from fl.server.rule import RoundRule
 from fl.server.standing import Standing
+from fl.server.validation import check_relays
 from fl.server.waiting import SETTLE, until_connected
 from fl.status import ClientStatus, Refusal
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
+from fl.subtotal import Subtotal
 from fl.tensors.spec import Model, nbytes, specs_of
 from netq.text import describe
 from netq.validate import expect
@@ -76,6 +78,9 @@ class Server:
                   are admitted at once, and how large they are; the others wait at their clients. None: three models and
                   100 MB, and one update of four models.
     checkpoint:   a file that is written after each round that counts, for `resume`.
+    relays:       which clients may be relays (fl.Relay), and answer for others: a list of their names, or of their ids
+                  as texts. The name of a certificate is proof, one that a client gives itself is not. True: any client.
+                  Whoever may be one decides how much its clients weigh.
     callbacks:    objects that are called as rounds go on.
     """
 
@@ -93,12 +98,14 @@ class Server:
         evaluate: bool | Mapping[str, Any] = False,
         memory_limit: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        relays: bool | Collection[str] = False,
         callbacks: Iterable[Callback] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
         known = isinstance(options, netq.CommunicatorOptions | None)
         form = "a netq.CommunicatorOptions, as in CommunicatorOptions(netloc=(host, port))"
         expect(known, "Server.options", options, form)
+        check_relays(relays)
         self._federation = federation = Federation(
             model,
             strategy=strategy,
@@ -116,7 +123,7 @@ class Server:
         self._standings = {each: Standing(federation.patience.suspend_after, first, each) for each in PURPOSES}
         self._closed = threading.Event()
         try:
-            bounds = limits(federation.model, memory_limit)
+            bounds = limits(federation.model, memory_limit, relays=bool(relays))
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,
@@ -125,6 +132,7 @@ class Server:
                 bounds=bounds,
                 callbacks=federation.callbacks,
                 describe=self._description,
+                relays=relays,
                 config_of=federation.config_of,
             )
         except BaseException:
@@ -216,19 +224,27 @@ class Server:
         begin, before = time.monotonic(), self.statistics()
         try:
             training = self._select(federation.task(self._members.run, number, "train"), clients)
-            for update in training:  # asks the clients, and takes each update as it arrives
-                with training.counting(update):
-                    federation.aggregation.fold(federation.model, update.content, update.client, update.staleness)
+            self._take(training)
             self._finish(number, training)
-            evaluation = self._evaluate(number, training.answers.counted) if federation.evaluates(number) else Answers()
+            evaluation = Answers()
+            if federation.evaluates(number):
+                task = federation.task(self._members.run, number, "evaluate")
+                evaluation = self._evaluate(task, training.answers.counted)
         except BaseException:  # else clients would stay busy, and their answers would count in the next round
             self._members.forget_all()
             if federation.number < number:  # else the updates are in the model, and an evaluation has failed
                 federation.aggregation.abandon()
             raise
         report = self._report(number, attempt, training.answers, evaluation, begin, before)
-        self._end(report, clients)
+        self._end(report, training.answers, clients)
         return report
+
+    def _take(self, training: Round[Update | Subtotal]) -> None:
+        """Ask the clients of a round, and fold each update as it arrives."""
+        federation = self._federation
+        for update in training:
+            with training.counting(update):
+                federation.aggregation.take(federation.model, update.content, update.client, update.staleness)
 
     def wait(self, count: int, timeout: float | None = None) -> tuple[uuid.UUID, ...]:
         """Wait until `count` clients are connected, and return all that are. Raises TimeoutError, Closed."""
@@ -259,7 +275,7 @@ class Server:
         self._members.end()
         self._members.sessions_changed.set()
         if timeout != 0:
-            self._members.announce_end(self.number, self.model, wait_for_new=False)
+            self._members.announce_end(self.number, self._last_model(), wait_for_new=False)
         self._members.queue.close(timeout)
         self._federation.close()
 
@@ -292,11 +308,15 @@ class Server:
                 else:
                     return
 
+    def _last_model(self) -> Model | None:
+        """Return what clients get at the end."""
+        return self.model
+
     def _tell_end(self) -> list[Future[None]]:
         """Tell the clients that do not know it that the federation is over. Return the deliveries of the model."""
         self._members.sessions_changed.clear()
         self._members.read()
-        return self._members.announce_end(self.number, self.model)
+        return self._members.announce_end(self.number, self._last_model())
 
     def _pause(self, report: RoundReport) -> None:
         """Wait before the next attempt of a round. Raises FederationStalled if there were too many."""
@@ -319,7 +339,7 @@ class Server:
         self._members.update()
         return number, federation.attempts.void + 1, clients
 
-    def _select(self, task: Task, clients: Collection[uuid.UUID]) -> Round[Update]:
+    def _select(self, task: Task, clients: Collection[uuid.UUID]) -> Round[Update | Subtotal]:
         """Return a round in which the clients train that the strategy selects, and suspended ones now and then.
 
         A round folds until enough of its clients have answered, and until there are as many updates as needed. Late
@@ -345,14 +365,13 @@ class Server:
         )
         return self._round(task, rule, [*selected, *retried], selected)
 
-    def _evaluate(self, number: int, clients: Iterable[uuid.UUID]) -> Answers:
+    def _evaluate(self, task: Task, clients: Iterable[uuid.UUID]) -> Answers:
         """Let a fraction of these clients evaluate the model, of those that have no task. The seed chooses them."""
         idle = [member for member in map(self._members.of, clients) if member.task is None]
         regular, retried = self._standings["evaluate"].candidates(idle, 0)
-        regular = [*self._federation.evaluators(number, sorted(regular, key=lambda each: each.id))]
+        regular = [*self._federation.evaluators(task.job.round, sorted(regular, key=lambda each: each.id))]
         needed = min(self._federation.min_clients, len(regular))
         rule = RoundRule(len(regular), needed, needs_own=True, close_early=self._federation.patience.close_early)
-        task = self._federation.task(self._members.run, number, "evaluate")
         evaluation = self._round(task, rule, [*regular, *retried], regular)
         for report in evaluation:
             with evaluation.counting(report):
@@ -369,7 +388,7 @@ class Server:
             *(task, rule, clients, regular),
         )
 
-    def _finish(self, number: int, training: Round[Update]) -> None:
+    def _finish(self, number: int, training: Round[Update | Subtotal]) -> None:
         """Make the next model of the updates. Leave the model unchanged if there are too few, and count none."""
         answers = training.answers
         try:
@@ -388,7 +407,7 @@ class Server:
         return RoundReport(
             number=number,
             attempt=attempt,
-            clients=tuple(training.counted),
+            clients=tuple(training.num_examples),
             failures=training.failures,
             evaluation_failures=evaluation.failures,
             skipped=training.skipped,
@@ -409,17 +428,17 @@ class Server:
             client_evaluation=evaluation.metrics,
             shares=training.shares(),
             suspended=tuple(self._standings["train"].suspended(self._members)),
-            names={each.id: each.name for each in self._members if each.name},
+            names={**training.names, **{each.id: each.name for each in self._members if each.name}},
         )
 
-    def _end(self, report: RoundReport, clients: Collection[uuid.UUID]) -> None:
+    def _end(self, report: RoundReport, training: Answers, clients: Collection[uuid.UUID]) -> None:
         """Note which clients the round had, log those that dominate it, and tell the callbacks."""
         had_visitor = any(self._members.of(peer).session.is_visitor for peer in clients)  # which began it, and left it
         if not report.clients and not had_visitor:
             self._federation.attempts.void += 1
         for member in self._members:
             if report.clients:
-                member.is_counted = member.id in report.num_examples
+                member.is_counted = training.of(member.id).updates > 0
             share = report.shares.get(member.id)
             if share is not None and not member.is_dominant:  # it was not logged in the round before
                 text = "%s: claims %.0f %% of the examples of the round; the strategy's max_examples bounds that"
@@ -461,7 +480,9 @@ class Server:
         specs = {name: (spec.shape, spec.dtype, spec.device is not None) for name, spec in specs_of(task.model).items()}
         own = self._federation.config_of
         config = {**({} if own is None else own(client, task.job.round)), **task.config}
-        return Description(task.job.round, specs, config, task.deltas, task.compression, task.roles, time.time())
+        return Description(
+            *(task.job.round, specs, config, task.deltas, task.compression, task.roles, time.time(), task.folding)
+        )
 
     @property
     def about(self) -> dict[str, Any]:

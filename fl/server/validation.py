@@ -44,6 +44,13 @@ def check_settings(
         check_config(resolved_first(config, "Server.config"), "Server.config")
 
 
+def check_relays(relays: object, whose: str = "Server.relays") -> None:
+    """Raise InvalidOption unless this says which clients may be relays."""
+    named = isinstance(relays, list | tuple | set | frozenset) and all(isinstance(each, str) for each in relays)
+    form = 'True, False, or a list of names or ids, as in ["relay.north.farm"]'
+    expect(isinstance(relays, bool) or named, whose, relays, form)
+
+
 class Evaluation(NamedTuple):
     """Which rounds are evaluated, and by how many of their clients."""
 

@@ -163,6 +163,16 @@ class Strategy(abc.ABC):
         """Discard the updates folded since the last `finish`: the round does not count."""
 
     @property
+    def folding(self) -> dict[str, Any]:
+        """What its sums depend on, as plain values: the class that has `fold`, and options that `fold` reads.
+
+        A relay folds with a strategy of its own, whose `folding` is that of its server's (fl.Relay). A subclass whose
+        `fold` reads further options adds them.
+        """
+        kind = next(each for each in type(self).__mro__ if "fold" in vars(each)) if self.merges else type(self)
+        return {"fold": kind.__name__, "merges": self.merges, "max_examples": self._max_examples}
+
+    @property
     def merges(self) -> bool:
         """Whether it has a `merge` that fits its `fold`: no class overrides `fold` alone."""
         for kind in type(self).__mro__:

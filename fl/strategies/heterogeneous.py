@@ -17,6 +17,7 @@ from fl.messages import Update
 from fl.strategies.base import MeanStrategy, within
 from fl.tensors.model import check, squared_distance
 from fl.tensors.spec import Model, zeros_like
+from netq.validate import is_whole
 
 _MAX_METRIC = 1e9  # of a loss, or a number of steps
 _MIN_LOSS = 1e-10  # a smaller loss counts as this: it is raised to a negative power, and may be 0
@@ -35,6 +36,11 @@ class QFedAvg(MeanStrategy):
     """
 
     _normaliser = 0.0
+
+    @property
+    def folding(self) -> dict[str, Any]:
+        """See Strategy."""
+        return {**super().folding, "q": self._q, "learning_rate": 1 / self._smoothness, "loss": self._loss}
 
     def __init__(self, q: float = 0.1, learning_rate: float = 0.1, loss: str = "loss", **options: Any) -> None:
         super().__init__(**options)
@@ -94,6 +100,11 @@ class FedNova(MeanStrategy):
 
     _examples = _work = 0.0
 
+    @property
+    def folding(self) -> dict[str, Any]:
+        """See Strategy."""
+        return {**super().folding, "steps": self._steps}
+
     def __init__(self, steps: str = "steps", **options: Any) -> None:
         super().__init__(**options)
         self._steps = steps
@@ -148,7 +159,7 @@ class Scaffold(MeanStrategy):
     def __init__(self, learning_rate: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
         self._rate = within("learning_rate", learning_rate, 0, math.inf)
-        self._clients = 1  # connected clients; the paper's N
+        self._clients = 0  # connected clients, of relays too; the paper's N
         self._control: Model = {}
 
     def begin(self, model: Model) -> None:
@@ -177,14 +188,19 @@ class Scaffold(MeanStrategy):
         self._changes.fold(update.extra, self.discount(staleness))
 
     def partial(self) -> dict[str, Any]:
-        """Return the means of models and of variate changes."""
-        return {"mean": self._mean.partial(), "changes": self._changes.partial()}
+        """Return the means of models and of variate changes, and how many clients `select` has had."""
+        clients, self._clients = self._clients, 0
+        return {"mean": self._mean.partial(), "changes": self._changes.partial(), "clients": clients}
 
     def merge(self, partial: Mapping[str, Any]) -> None:
-        """Fold both means."""
+        """Fold both means. A relay's clients are clients, and it is none itself."""
+        clients = partial["clients"]
+        if not is_whole(clients, 0, 2**53):
+            raise InvalidUpdate(f"clients is {clients!r}; expected how many there are")
         self._changes.check_partial(partial["changes"])
         self._mean.merge(partial["mean"])
         self._changes.merge(partial["changes"])
+        self._clients += max(0, clients - 1)
 
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the next model, and update the server's control variate."""
@@ -201,6 +217,7 @@ class Scaffold(MeanStrategy):
         """Discard the updates."""
         super().abandon()
         self._changes.reset()
+        self._clients = 0
 
     def reject(self) -> None:
         """Discard the updates, and reset the control variate."""

@@ -26,4 +26,16 @@ class Storage:
         return Storage, (pickle.PickleBuffer(self.memory),)
 
 
+class Passed:
+    """A tensor that a message has, as it came: a process that passes messages on does not read it.
+
+    identifier: of fl/tensors/serialization.py.
+    """
+
+    __slots__ = ("identifier",)
+
+    def __init__(self, identifier: Any) -> None:
+        self.identifier = identifier
+
+
 STORAGE = f"{Storage.__module__}.{Storage.__qualname__}"

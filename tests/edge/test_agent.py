@@ -155,7 +155,7 @@ def test_server_that_describes_nothing_gets_a_device_without_a_check(
 
 def test_pauses_between_sessions_are_those_with_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = []
-    monkeypatch.setattr(edge.agent, "take_part", lambda *arguments: pauses.append(arguments[-1]))
+    monkeypatch.setattr(edge.agent, "take_part", lambda *arguments, **_: pauses.append(arguments[-1]))
     device = edge.Config(netq.NetworkLocation("127.0.0.1", 9), train=f"{HERE}:train")
     supervisor = Supervisor()
     patience = Patience(supervisor, Watched())

@@ -87,7 +87,7 @@ def test_the_model_is_kept_while_the_owner_corrects_the_file(tmp_path: Path, mon
 
 def test_a_device_that_is_not_fit_any_more_still_takes_the_model() -> None:
     """Its federation is over: there is no task that it would be given, and no other time to get the model."""
-    membership, last = Membership("federation", None), Final(Stream())
+    membership, last = Membership("federation", None, [netq.NetworkLocation()]), Final(Stream())
 
     class Ends:
         is_sending, delivered, final = False, None, last

@@ -44,6 +44,11 @@ class Queue:
 
 
 class Membership:
+    moves, addresses = False, ("here",)
+
+    def until_look(self, queue: Any) -> None:
+        return None
+
     def greet_with(self, greet: Any) -> None:
         pass
 

@@ -92,7 +92,7 @@ def test_metrics_of_most_clients_are_bounded_at_1000() -> None:
 
 def test_a_value_that_is_not_finite_is_left_out_and_counted() -> None:
     answers = ({"auc": 0.5, "loss": math.nan}, {"auc": math.nan, "loss": math.inf}, {"auc": 1.0})
-    values, not_finite, _ = ended(*answers, numbers=(1, 100, 3)).merged()
+    values, not_finite, *_ = ended(*answers, numbers=(1, 100, 3)).merged()
     assert (values["auc"], not_finite) == (0.875, {"auc": 1, "loss": 2})
     assert math.isnan(values["loss"])
 

@@ -122,6 +122,7 @@ def test_example_of_the_page_loads(
         ),
         "evaluate": True,
         "memory_limit": 4 * 10**9,
+        "relays": ["relay-north"],
         "wait": 6,
         "roles": {"head.*": "local"},
     }

@@ -35,7 +35,7 @@ class Session:
     def __init__(self, grid: netq.Communicator, node: netq.Communicator) -> None:
         self._grid = grid
         self._node = node
-        self.membership = Membership("run", None)
+        self.membership = Membership("run", None, [grid.netloc])
         self.membership.connected(grid.id)
 
     def converse(self, version: str = "", has: Callable[[str], bool] | None = None, **options: Any) -> Conversation:

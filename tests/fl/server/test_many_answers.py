@@ -18,6 +18,7 @@ from fl.server.members import Key
 from fl.server.round import Round
 from fl.server.rule import RoundRule
 from fl.server.standing import Standing
+from fl.subtotal import Subtotal
 
 JOB = Job(1, 1, "train")
 
@@ -67,7 +68,7 @@ def run(count: int, rule: RoundRule, monkeypatch: pytest.MonkeyPatch) -> Counter
 
     clients, strategy = Clients(count), SimpleNamespace(staleness=None, examples=lambda number: number)
     standing = Standing(3, 60.0)
-    made: Round[fl.Update] = Round(
+    made: Round[fl.Update | Subtotal] = Round(
         clients,  # type: ignore[arg-type]
         standing,
         strategy,  # type: ignore[arg-type]

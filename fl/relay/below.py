@@ -1,0 +1,148 @@
+"""The clients of a relay: a server whose rounds are the tasks of its parent, and whose updates become one sum.
+
+Used by fl/relay/relay.py, in its thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import netq
+from fl.errors import RelayError
+from fl.messages import Description, Task
+from fl.properties import ClientInfo
+from fl.report import ClientFailure
+from fl.server.answers import Answers
+from fl.server.federation import Void
+from fl.server.server import Server
+from fl.subtotal import Subtotal
+from fl.tensors import serialization
+from fl.tensors.dtypes import TORCH_ONLY
+from fl.tensors.roles import Roles, State
+from fl.tensors.spec import Model, specs_of
+from fl.tensors.storage import Passed
+
+_SHARE = 0.8  # of the parent's deadline: what a relay gives its clients
+_WAITS = 0.5  # of that: how long it waits for clients that are not connected
+
+
+class Below(Server):
+    """The server of a relay.
+
+    description: what the parent says of its tasks.
+    path:        the relays above its clients, this one first.
+    """
+
+    def __init__(
+        self, description: Description, path: list[str], options: netq.CommunicatorOptions, **settings: Any
+    ) -> None:
+        self._described = replace(description, path=path)
+        roles: Roles = {**dict.fromkeys(description.tensors, "trained"), **description.roles}
+        zeros = {name: _zeros(shape, dtype) for name, (shape, dtype, _) in description.tensors.items()}
+        self._specs = specs_of(zeros)
+        self._final: Mapping[str, Any] | None = None
+        super().__init__(State(zeros, roles), options, **settings)
+
+    def read(self) -> None:
+        """Handle what clients send between two tasks: introductions, questions."""
+        self._members.sessions_changed.clear()
+        self._members.read()
+        self._members.update()
+
+    def do(self, task: Task) -> Subtotal:
+        """Have the clients do a task of the parent, whose tensors are `Passed`. Raises Void, RelayError, Unreadable.
+
+        The parent's deadline shrinks on the way down, so that the sum arrives in time.
+        """
+        model = loaded(task.model)
+        if {name: spec[:2] for name, spec in specs_of(model).items()} != {
+            name: spec[:2] for name, spec in self._specs.items()
+        }:
+            raise RelayError("the server's model has other tensors than when this relay began; start the relay again")
+        federation = self._federation
+        federation.model, federation.number, self._members.run = model, task.job.round - 1, task.job.run
+        for standing in self._standings.values():
+            standing.deadline = min(_SHARE * task.deadline, federation.patience.deadline_of(task.job.round))
+        try:
+            self.wait(federation.min_clients, _WAITS * self._standings["train"].deadline)
+        except TimeoutError as error:
+            raise Void(f"the relay waits for {federation.min_clients} clients: {error}") from None
+        try:
+            return self._train(task) if task.job.purpose == "train" else self._report_on(task)
+        except BaseException:
+            self._members.forget_all()
+            federation.aggregation.abandon()
+            raise
+
+    def end(self, last: int, model: Mapping[str, Any] | None) -> None:
+        """End the federation: give the clients the last model, if there is one, and close."""
+        self._federation.number, self._final = last, model
+        self.__exit__(None)
+
+    def _train(self, task: Task) -> Subtotal:
+        federation, begin, before = self._federation, time.monotonic(), self.statistics()
+        clients = self._present()
+        federation.begin(clients, self.about)
+        self._members.update()
+        training = self._select(task, clients)
+        self._take(training)
+        answers, folded = training.answers, dict[str, Any]()
+        if answers.clients >= training.rule.needed:
+            folded = federation.aggregation.partial()
+            federation.number = task.job.round
+        else:
+            federation.aggregation.abandon()
+            answers.void(f"the relay has {answers.clients} updates of the {training.rule.needed} that it needs")
+        report = self._report(task.job.round, 1, answers, Answers(), begin, before)
+        self._end(report, answers, clients)
+        return self._subtotal(answers, folded)
+
+    def _report_on(self, task: Task) -> Subtotal:
+        return self._subtotal(self._evaluate(task, self.clients), {})
+
+    def _subtotal(self, answers: Answers, folded: dict[str, Any]) -> Subtotal:
+        merged, clients = answers.merged(), answers.num_examples
+        relays = {peer for peer in answers.failures if answers.of(peer).relayed is not None}
+        failures: dict[uuid.UUID, ClientFailure] = {
+            peer: each for peer, each in answers.failures.items() if peer not in relays
+        }
+        names = {**answers.names, **{each.id: each.name for each in self._members if each.name}}
+        known = {*clients, *failures, *answers.skipped}
+        return Subtotal(
+            folded=folded,
+            clients=clients,
+            metrics=merged.for_others(),
+            not_finite=merged.not_finite,
+            left_out=merged.left_out,
+            failures=failures,
+            skipped=answers.skipped,
+            names={peer: name for peer, name in names.items() if peer in known},
+        )
+
+    def _last_model(self) -> Mapping[str, Any] | None:
+        return self._final
+
+    def _description(self, client: ClientInfo) -> Description:
+        return replace(self._described, time=time.time())
+
+
+def loaded(model: Model) -> dict[str, Any]:
+    """Return the arrays of a model whose tensors are `Passed`: views of the same memory."""
+    return {name: serialization.load(each.identifier) if isinstance(each, Passed) else each for name, each in model.items()}
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> Any:
+    if dtype not in TORCH_ONLY:
+        return np.zeros(shape, dtype)
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        raise RelayError(f"the model has tensors of {dtype}, which need torch here: pip install torch") from None
+    return torch.zeros(shape, dtype=getattr(torch, dtype))

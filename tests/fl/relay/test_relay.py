@@ -1,0 +1,251 @@
+"""A relay answers for its clients with one sum: whose result is that of a server without relays."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+import fl.membership
+import fl.server.members
+import netq
+from netq.testing.fixtures import LIMIT
+from tests.fl.federation import at, filled
+from tests.fl.relay.tree import HERE, Shape, Tree
+
+FLAT: Shape = [0, 1, 2, 3, 4, 5, 6, 7]
+TWO: Shape = [[0, 1, 2, 3], [4, 5, 6, 7]]
+THREE: Shape = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+STRATEGIES: dict[str, Callable[[], fl.Strategy]] = {
+    "FedAvg": fl.FedAvg,
+    "FedProx": fl.FedProx,
+    "FedAvgM": fl.FedAvgM,
+    "FedAdagrad": fl.FedAdagrad,
+    "FedAdam": fl.FedAdam,
+    "FedYogi": fl.FedYogi,
+    "QFedAvg": lambda: fl.QFedAvg(q=1.0, learning_rate=0.1),
+    "FedNova": fl.FedNova,
+    "Scaffold": fl.Scaffold,
+}
+
+
+def model() -> dict[str, Any]:
+    random = np.random.default_rng(1)
+    return {
+        "w": random.normal(size=(40, 30)),  # of float64: an optimizer may enlarge the rounding of a mean
+        "bn.running_mean": random.normal(size=30).astype(np.float32),
+        "bn.num_batches_tracked": np.array(7, np.int64),
+        "range.activation_post_process.min_val": np.full(3, np.inf, np.float32),
+    }
+
+
+def trains(number: int) -> Callable[[Any, Mapping[str, Any]], fl.Update]:
+    """A client whose update depends on its number, the round and the model."""
+
+    def train(model: Any, config: Mapping[str, Any]) -> fl.Update:
+        random = np.random.default_rng([number, config["round"]])
+        start = {name: value.copy() for name, value in model.items()}
+        for name in ("w", "bn.running_mean"):
+            model[name] += random.normal(size=model[name].shape).astype(model[name].dtype)
+        model["bn.num_batches_tracked"] += number
+        model["range.activation_post_process.min_val"][number % 2] = -number
+        extra = {"w": 0.1 * (model["w"] - start["w"])} if "control" in config else {}
+        return fl.Update(model, 10 + number, {"loss": 0.5 + number, "steps": 1 + number, "n": fl.Sum(1)}, extra)
+
+    return train
+
+
+def distance(one: Any, other: Any) -> float:
+    """Return the largest difference by the largest value. Both are infinite in the same places."""
+    finite = np.isfinite(other)
+    assert np.array_equal(one[~finite], other[~finite])
+    known = other[finite].astype(float)
+    return float(np.abs(one[finite] - known).max(initial=0) / (np.abs(known).max(initial=0) or 1))
+
+
+def result(shape: Shape, strategy: Callable[[], fl.Strategy]) -> tuple[Mapping[str, Any], list[fl.RoundReport]]:
+    with Tree(shape, trains, model(), strategy) as tree:
+        reports = tree.rounds(3)
+        return dict(tree.server.model), reports
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_tree_of_eight_clients_gives_the_model_of_a_flat_federation(name: str) -> None:
+    flat, reports = result(FLAT, STRATEGIES[name])
+    for shape in (TWO, THREE):
+        found, others = result(shape, STRATEGIES[name])
+        for tensor, value in flat.items():
+            assert distance(found[tensor], value) <= 1e-6, (shape, tensor)
+        for one, other in zip(reports, others, strict=True):
+            assert sorted(one.clients) == sorted(other.clients)
+            assert one.num_examples == other.num_examples
+            assert one.metrics == pytest.approx(other.metrics)
+            assert {id: name for id, name in other.names.items() if id in one.names} == one.names
+            assert other.failures == {}
+
+
+def test_evaluations_and_the_last_model_pass_a_relay() -> None:
+    def evaluates(number: int) -> Any:
+        return lambda model, config: fl.Report(1 + number, {"w": float(model["w"][0])})
+
+    def gives(number: int) -> Any:
+        return lambda model, config: fl.Update(filled(number), 1)
+
+    with Tree([[[0, 1]], [2, 3]], gives, evaluate=evaluates) as tree:
+        [report] = tree.rounds(1)
+    assert report.evaluation == {"w": 1.5}
+    assert sum(report.evaluation_examples.values()) == 10
+    finals = [found for run in tree.runs if (found := run.result(0)) is not None]
+    assert [final["w"].tolist() for final in finals] == [[1.5] * 3] * 4
+
+
+def test_clients_that_fail_or_skip_are_in_the_servers_report_by_kind() -> None:
+    def trains(number: int) -> Any:
+        def train(model: Any, config: Any) -> Any:
+            if number == 0:
+                raise RuntimeError("no camera")
+            return fl.Skip("no data") if number == 1 else fl.Update(filled(number), 1)
+
+        return train
+
+    with Tree([[0, 1, 2, 3], 4], trains, min_clients=2, relay={"min_clients": 2}) as tree:
+        [report] = tree.rounds(1)
+        assert tree.server.model["w"].tolist() == [3.0] * 3
+    assert {id.int for id in report.clients} == {2, 3, 4}
+    assert {id.int: each.why for id, each in report.failures.items()} == {0: fl.FailureKind.FAILED}
+    assert {id.int: why for id, why in report.skipped.items()} == {1: "no data"}
+
+
+def test_a_relay_with_too_few_updates_has_none_and_says_why() -> None:
+    def trains(number: int) -> Any:
+        def train(model: Any, config: Any) -> Any:
+            if number == 0:
+                raise RuntimeError("no camera")
+            return fl.Update(filled(number), 1)
+
+        return train
+
+    with Tree([[0, 1], 2], trains, min_clients=1, wait=2) as tree:
+        [report] = tree.rounds(1)
+        assert tree.server.model["w"].tolist() == [2.0] * 3
+    whys = {id.int: each.why for id, each in report.failures.items() if id.int < 3}
+    assert whys == {0: fl.FailureKind.FAILED, 1: fl.FailureKind.VOID}
+    assert sum("none of its clients" in str(each) for each in report.failures.values()) == 1
+
+
+def test_deadlines_shrink_on_the_way_down() -> None:
+    deadlines: list[float] = []
+    with Tree([[[0]]], trains, patience=fl.Patience(deadline=100.0), model=model()) as tree:
+        real = fl.server.members.TaskDispatcher.ask
+
+        def ask(self: Any, parts: Any, limit: float, **others: Any) -> None:
+            deadlines.append(limit)
+            real(self, parts, limit, **others)
+
+        fl.server.members.TaskDispatcher.ask = ask  # type: ignore[method-assign]
+        try:
+            tree.rounds(1)
+        finally:
+            fl.server.members.TaskDispatcher.ask = real  # type: ignore[method-assign]
+    assert deadlines == [pytest.approx(seconds) for seconds in (100.0, 80.0, 64.0)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "of_relay", "error"),
+    [
+        (fl.FedMedian, fl.FedAvg, "FedMedian needs each update, and a relay sends one sum"),
+        (fl.FedBuff, fl.FedAvg, "FedBuff needs each update"),
+        (
+            lambda: fl.QFedAvg(q=0.2),
+            lambda: fl.QFedAvg(q=0.1),
+            "folds by QFedAvg(max_examples=None, q=0.1, learning_rate=0.1, loss='loss'), its server by QFedAvg(max_exa",
+        ),
+        (lambda: fl.FedAvg(max_examples=9), fl.FedAdam, "its server by FedAvg(max_examples=9): give the relay the"),
+    ],
+)
+def test_a_relay_that_folds_otherwise_than_its_server_ends(
+    strategy: Callable[[], fl.Strategy], of_relay: Callable[[], fl.Strategy], error: str
+) -> None:
+    with fl.Server(model(), at(HERE), strategy=strategy(), min_clients=1, relays=True) as server:
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(fl.Relay(at(server.netloc), at(HERE), strategy=of_relay()).run)
+            while not run.done():
+                server._members.read()
+            with pytest.raises(fl.RelayError) as found:
+                run.result()
+    assert error in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("relays", "error"),
+    [
+        (False, "the server takes no relay that is named 'north'"),
+        (["south"], "name it in the server's `relays`"),
+    ],
+)
+def test_a_relay_that_the_server_does_not_know_ends(relays: Any, error: str) -> None:
+    with fl.Server(model(), at(HERE), min_clients=1, relays=relays) as server, ThreadPoolExecutor(1) as pool:
+        run = pool.submit(fl.Relay(at(server.netloc), at(HERE), name="north").run)
+        while not run.done():
+            server._members.read()
+        with pytest.raises(fl.RelayError) as found:
+            run.result()
+    assert error in str(found.value)
+
+
+def test_a_relay_that_is_above_its_parent_ends() -> None:
+    us = uuid.uuid4()
+    with fl.Server(model(), at(HERE), min_clients=1, relays=True) as server, ThreadPoolExecutor(2) as pool:
+        parent = fl.Relay(at(server.netloc, us), at(HERE), relays=True)
+        above = pool.submit(parent.run)
+        while parent.server is None:
+            server._members.read()
+        below = pool.submit(fl.Relay(at(parent.server.netloc, us), at(HERE)).run)
+        while not below.done():
+            server._members.read()
+        with pytest.raises(fl.RelayError, match="is above its own parent: a cycle; give it the address of the server"):
+            below.result()
+        server.close()
+        above.result(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"strategy": fl.FedAvg(staleness="polynomial(0.5)")}, "Relay.strategy: FedAvg has the option staleness"),
+        ({"strategy": fl.Krum()}, "Relay.strategy: Krum needs each update, and a relay sends one sum: connect its clie"),
+        ({"strategy": "FedAvg"}, "Relay.strategy: 'FedAvg'; expected an object, as in fl.FedAvg()"),
+        ({"min_clients": 0}, "Relay.min_clients: 0; expected 1 or more"),
+        ({"relays": "north"}, "Relay.relays: 'north'; expected True, False, or a list of names or ids"),
+        ({"fallback": ["b:1"]}, "Relay: fallback: ['b:1']; expected a list of hosts and ports"),
+        ({"fallback": [("127.0.0.1", 5)]}, "Relay.parent: 127.0.0.1:5 is where this relay listens"),
+        ({"name": 5}, "Relay.name: 5; expected"),
+        ({"parent": None}, "Relay.parent: None; expected a netq.CommunicatorOptions"),
+    ],
+)
+def test_wrong_arguments(change: dict[str, Any], error: str) -> None:
+    place = netq.NetworkLocation("127.0.0.1", 5)
+    arguments = {"parent": at(netq.NetworkLocation("127.0.0.1", 4)), "options": at(place), **change}
+    with pytest.raises(netq.InvalidOption) as found:
+        fl.Relay(**arguments)
+    assert error in str(found.value)
+
+
+def test_a_client_goes_on_to_the_next_relay_and_counts_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fl.membership, "_MOVE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listens:  # and does not answer
+        silent = netq.NetworkLocation(*listens.getsockname())
+        with Tree([[1, 2]], trains, model=model(), relay={"min_clients": 3}) as tree:
+
+            def moves() -> None:
+                fl.Client(trains(0)).run(at(silent, uuid.UUID(int=9)), fallback=[tree.netloc_of(0)])
+
+            tree.start(moves)
+            [report] = tree.rounds(1)
+    assert {id.int for id in report.clients} == {1, 2, 9}

@@ -1,0 +1,95 @@
+"""A server, relays and clients in one process, for tests."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Self
+
+import fl
+import netq
+from netq.testing.fixtures import LIMIT
+from tests.fl.federation import Train, at, zeros
+
+HERE = netq.NetworkLocation("127.0.0.1", 0)
+Shape = Sequence[Any]  # a number is a client, a list a relay with what is below it
+
+
+class Tree:
+    """A server, and below it relays and clients as a shape says, in threads, which end with the server.
+
+    strategy: makes the strategy of the server and of each relay.
+    train:    makes a client's function of its number.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        train: Callable[[int], Train],
+        model: Any = None,
+        strategy: Callable[[], fl.Strategy] = fl.FedAvg,
+        evaluate: Callable[[int], Any] | None = None,
+        relay: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self._train, self._evaluate, self._strategy, self._of_relay = train, evaluate, strategy, relay or {}
+        settings = {"min_clients": len(shape), "relays": True, "evaluate": evaluate is not None, **settings}
+        self.server = fl.Server(model or zeros(), at(HERE), strategy=strategy(), **settings)
+        self.relays: list[fl.Relay] = []
+        self._pool = ThreadPoolExecutor(32)
+        self.runs: list[Future[Any]] = []
+        self._grow(shape, lambda: self.server.netloc)
+
+    def _grow(self, shape: Shape, parent: Callable[[], netq.NetworkLocation]) -> None:
+        for each in shape:
+            if isinstance(each, int):
+                function = self._evaluate(each) if self._evaluate else None
+                self.start(self._client, fl.Client(self._train(each), function, name=f"c{each}"), each, parent)
+            else:
+                number = len(self.relays)
+                self.relays.append(None)  # type: ignore[arg-type]  # until the parent has an address
+                self.start(self._relay, number, len(each), parent)
+                self._grow(each, lambda number=number: self.netloc_of(number))  # type: ignore[misc]
+
+    def netloc_of(self, number: int) -> netq.NetworkLocation:
+        """Wait until a relay listens. Return where."""
+        until = time.monotonic() + LIMIT
+        while (relay := self.relays[number]) is None or relay.server is None:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        return relay.server.netloc
+
+    def _client(self, client: fl.Client, number: int, parent: Callable[[], netq.NetworkLocation]) -> Any:
+        return client.run(at(parent(), uuid.UUID(int=number)))
+
+    def _relay(self, number: int, children: int, parent: Callable[[], netq.NetworkLocation]) -> None:
+        options = {"relays": True, "min_clients": children, "strategy": self._strategy(), **self._of_relay}
+        self.relays[number] = relay = fl.Relay(at(parent()), at(HERE), name=f"r{number}", **options)
+        relay.run()
+
+    def start(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        self.runs.append(self._pool.submit(function, *args))
+        return self.runs[-1]
+
+    def rounds(self, count: int) -> list[fl.RoundReport]:
+        """Run rounds until so many have counted."""
+        return [report for report in self.server.rounds(count) if report.clients]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        try:
+            self.server.__exit__(kind, *error)
+            if kind is not None:  # else threads would wait for the next server
+                for relay in self.relays:
+                    if relay is not None and relay.server is not None:
+                        relay.server.close(LIMIT)
+            for run in self.runs:
+                with suppress(Exception) if kind is not None else suppress():
+                    run.result(LIMIT)
+        finally:
+            self._pool.shutdown(wait=kind is None, cancel_futures=True)
