@@ -5,8 +5,8 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 
 [server]      host, port         address of the server. Required
               protocol           transport; default "tcp"
-              fallback           addresses of other servers or relays of the federation, as in ["10.0.0.2:51966"]: one that
-                                 has no connection for 10 seconds is given up for the next
+              fallback           addresses of other servers or relays, as in ["10.0.0.2:51966"]: one that has no
+                                 connection for 10 seconds is given up for the next
               proxy              on the way to it: "http://HOST:PORT", "socks5://HOST:PORT" or "none"; default: what the
                                  variables https_proxy, all_proxy and no_proxy say
 [client]      id                 this device's UUID; default: a new one each time the file is loaded. Not with a

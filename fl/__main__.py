@@ -1,4 +1,4 @@
-"""fl serve | relay | simulate | export | plot | page | status | flower: an aggregator, a simulation, its model, its rounds.
+"""fl serve | relay | simulate | export | plot | page | status | flower: an aggregator, a simulation, models, rounds.
 
 Owns the process: arguments, environment, log lines on stderr, signals, and the exit status. fl.config.server,
 fl.server, fl.simulation, fl.callbacks.plots and fl.flower do the work. Needs typer. `python -m fl` is the same.

@@ -1,4 +1,4 @@
-"""The TOML file of a relay: its tables and keys, and the objects that they describe. docs/how-to/relay.md explains them.
+"""The TOML file of a relay: its tables and keys, and the objects that they describe. See docs/how-to/relay.md.
 
 [parent] is the server, or the relay, above. Its tables [parent.security], [parent.seal], [parent.mqtt] and
 [parent.connection] are those of the connection up; the tables of these names without `parent` are those of the relay's
@@ -7,6 +7,7 @@ own clients. Loading opens no connection and starts nothing; it imports the modu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from netq.errors import AddressError, InvalidOption, SecurityError
 from netq.options import CommunicatorOptions, NetworkLocation, Protocol
 from netq.toml_file import CONNECTION, File, in_file_terms
 
+_OF_SIDE = re.compile(r"\b(?=(?:security|seal|mqtt|connection)[].])")  # the tables that each side has
 _PATIENCE = ("deadline", "grace", "close_early", "suspend_after")
 KEYS: dict[str, tuple[str, ...] | None] = {
     "parent": ("host", "port", "protocol", "proxy", "fallback", *CONNECTION),
@@ -80,7 +82,9 @@ class RelayConfig:
     def in_its_terms(self, error: Exception) -> Exception:
         """Return an error of `run` with the names of the file's keys in it, if that is where the mistake is."""
         if isinstance(error, SecurityError | InvalidOption):
-            return InvalidOption(f"{self.path}: {in_file_terms(error)}")
+            _, is_own, rest = str(error).rpartition("Relay.options: ")
+            text = in_file_terms(rest)
+            return InvalidOption(f"{self.path}: {text if is_own else _OF_SIDE.sub('parent.', text)}")
         if isinstance(error, AddressError):
             return AddressError(f"{self.path}: {str(error).replace(' (netloc)', ' (server.host, server.port)')}")
         return error

@@ -150,7 +150,8 @@ class Config:
         if best:
             best["path"] = _simulated(best["path"])
         patience = replace(self.settings.get("patience", fl.Patience()), void_pause=0.0)  # nothing would change in it
-        settings = {name: value for name, value in self.settings.items() if name not in ("memory_limit", "wait", "relays")}
+        unused = ("memory_limit", "wait", "relays")
+        settings = {name: value for name, value in self.settings.items() if name not in unused}
         settings["patience"] = patience
         return replace(self, settings=settings, save=_simulated(self.save), save_best=best, callbacks=callbacks)
 

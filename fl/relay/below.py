@@ -135,7 +135,11 @@ class Below(Server):
 
 def loaded(model: Model) -> dict[str, Any]:
     """Return the arrays of a model whose tensors are `Passed`: views of the same memory."""
-    return {name: serialization.load(each.identifier) if isinstance(each, Passed) else each for name, each in model.items()}
+    return {name: _loaded(tensor) for name, tensor in model.items()}
+
+
+def _loaded(tensor: Any) -> Any:
+    return serialization.load(tensor.identifier) if isinstance(tensor, Passed) else tensor
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> Any:

@@ -32,7 +32,7 @@ from fl.server.validation import check_relays
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.trainer import finished
-from netq.errors import InvalidOption, Unreadable
+from netq.errors import InvalidOption, SecurityError, Unreadable
 from netq.text import format_netloc
 from netq.validate import expect, is_whole
 
@@ -89,8 +89,8 @@ class Relay:
         self._strategy = strategy or FedAvg()
         if self._strategy.staleness is not None:
             raise InvalidOption(
-                f"Relay.strategy: {type(self._strategy).__name__} has the option staleness, and a relay's sum is of one "
-                "round: leave it out here; late updates of its clients are refused"
+                f"Relay.strategy: {type(self._strategy).__name__} has the option staleness, and a relay's sum is of "
+                "one round: leave it out here; late updates of its clients are refused"
             )
         if not self._strategy.merges:
             raise InvalidOption(f"Relay.strategy: {_refused(type(self._strategy).__name__)}")
@@ -110,9 +110,8 @@ class Relay:
             "callbacks": tuple(callbacks),
             "protocol": protocol,
         }
-        self._introduction = Introduction(
-            checked({} if properties is None else properties, "Relay.properties"), True, checked_name(name, "Relay.name")
-        )
+        says = checked({} if properties is None else properties, "Relay.properties")
+        self._introduction = Introduction(says, True, checked_name(name, "Relay.name"))
         self._link = KnownServer()
         self._stack = ExitStack()
         self._below: Below | None = None
@@ -129,9 +128,7 @@ class Relay:
         AddressError, and what callbacks raise. Then, and after Ctrl-C, its clients wait for another server or relay.
         """
         with self._stack:
-            take_part(
-                self._parent, self._parent_protocol, "federation", self._serve, fallback=self._addresses
-            )
+            take_part(self._parent, self._parent_protocol, "federation", self._serve, fallback=self._addresses)
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """One session: the first asks what tasks are like, the next ones do them."""
@@ -167,9 +164,9 @@ class Relay:
             nonlocal warned
             if not warned and time.monotonic() - begin > _ALONE:
                 warned = True
-                text = "%s: no word of the parent after %g s, and this relay listens only when there is one; check that "
-                here = format_netloc(*membership.addresses[0])
-                log.warning(text + "no relay below this one is its parent: that is a cycle", here, _ALONE)
+                text = "%s: no word of the parent after %g s, and this relay listens only when there is one; "
+                text += "check that no relay below this one is its parent: that is a cycle"
+                log.warning(text, format_netloc(*membership.addresses[0]), _ALONE)
             return _LOOK
 
         described = conversation.next_task(idle)
@@ -182,12 +179,14 @@ class Relay:
             raise RelayError(f"{us}: this relay is above its own parent: a cycle; give it the address of the server")
         if not description.relays:
             raise RelayError(
-                f"the server takes no relay that is named {self._introduction.name!r} or {us}: name it in the server's "
-                "`relays`"
+                f"the server takes no relay that is named {self._introduction.name!r} or {us}: name it in its `relays`"
             )
         self._check(description.folding)
         (server,) = queue.absences()
-        below = Below(description, [us, *description.path], replace(self._options, id=server), **self._settings)
+        try:
+            below = Below(description, [us, *description.path], replace(self._options, id=server), **self._settings)
+        except (InvalidOption, SecurityError) as error:  # of this side, not of the way up
+            raise type(error)(f"Relay.options: {error}") from error
         self._stack.callback(below.close, 0.0)
         self._below, membership.rests = below, False
         log.info("relay of %s, listening at %s", format_netloc(*membership.addresses[0]), format_netloc(*below.netloc))

@@ -105,8 +105,8 @@ class Aggregation:
             self._statistics.check_partial(model, partial["statistics"])
             self._strategy.merge(partial["strategy"])
         except (KeyError, TypeError, AttributeError) as error:  # of a peer: it may be anything
-            who = type(self._strategy).__name__
-            raise InvalidUpdate(f"it is no sum of {who}: {describe(error)}; expected what its `partial` returns") from None
+            who = f"{type(self._strategy).__name__}: {describe(error)}"
+            raise InvalidUpdate(f"it is no sum of {who}; expected what its `partial` returns") from None
         self._statistics.merge(model, partial["statistics"])
 
     def finish(self, model: Model, number: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Answers:
         self.waiting = self.in_time = self.clients = self.updates = 0
         self._answers: dict[uuid.UUID, Answer] = {}
         self._elements = 0  # in the arrays of all metrics
-        self._through: dict[uuid.UUID, uuid.UUID] = {}  # each client that counts: the relay, or itself, by which it does
+        self._through: dict[uuid.UUID, uuid.UUID] = {}  # of each client that counts: the relay by which, or itself
 
     def ask(self, peer: uuid.UUID, *, is_regular: bool) -> None:
         """Note that a client was asked."""
@@ -121,8 +121,8 @@ class Answers:
             if answer.updates:
                 failed = Answer(failure=ClientFailure(FailureKind.VOID, reason), skipped=answer.skipped)
                 if answer.relayed is not None:
-                    failures = {each: failed.failure for each in answer.relayed.clients if failed.failure is not None}
-                    failed.relayed = with_fields(answer.relayed, clients={}, failures={**answer.relayed.failures, **failures})
+                    failures = {**answer.relayed.failures, **dict.fromkeys(answer.relayed.clients, failed.failure)}
+                    failed.relayed = with_fields(answer.relayed, clients={}, failures=failures)
                 self._answers[peer] = failed
         self._through.clear()
         self.in_time = self.clients = self.updates = 0

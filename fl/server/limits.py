@@ -25,7 +25,7 @@ _SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interp
 _TEXT = 500_000  # bytes of text besides the tensors; 1,000 metrics, with names of 100 ASCII characters, have 125,000
 _OF_TENSOR = 200  # bytes for each, besides its name, shape and elements: 110 of text if packed, 72 around its buffer
 _VALUES_OF_TENSOR = 17  # of JSON, besides its shape; a packed one
-_OF_RELAY = 16_000_000  # bytes of text in a sum: 160 for each of 100,000 clients; more, where a reason or a name is long
+_OF_RELAY = 16_000_000  # bytes of text in a sum: 160 for each of 100,000 clients
 _BUFFERS = 16 + MAX_ARRAYS  # besides those of tensors; metrics may be arrays
 
 

@@ -562,9 +562,7 @@ class Members:
                 self._admission.arrive(member, size, now)
         return True
 
-    def _receive_stale(
-        self, member: Member, job: Job, content: Content | Subtotal | str, *, is_owed: bool
-    ) -> None:
+    def _receive_stale(self, member: Member, job: Job, content: Content | Subtotal | str, *, is_owed: bool) -> None:
         """Handle a reply to a task that is not open. The client is too late, or wrong.
 
         A client that was too late still works on its present task, which stays open. So does a client whose server has

@@ -142,9 +142,7 @@ class Round(Generic[Measured]):
         del received.content  # before its place is given to another client, which may send at once
         self._members.settle(member, MemberEvent.COUNT if failure is None else MemberEvent.FAIL)
 
-    def _good(
-        self, member: Member, job: Job, content: Content | Subtotal | ClientFailure
-    ) -> Arrival[Measured] | None:
+    def _good(self, member: Member, job: Job, content: Content | Subtotal | ClientFailure) -> Arrival[Measured] | None:
         """Return an answer that may count. Record any other, and return None."""
         staleness = self._task.job.round - job.round
         if isinstance(content, ClientFailure):

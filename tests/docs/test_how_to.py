@@ -122,6 +122,13 @@ def test_server_of_many_clients_prints_what_the_page_shows(scripts: Open, name: 
 
 
 @pytest.mark.slow
+def test_a_tree_of_relays_prints_what_the_page_shows(scripts: Open) -> None:
+    run = scripts("relay")
+    out, _ = run.start("tree.py").communicate(timeout=LIMIT)
+    assert out == run.page.output("python tree.py")
+
+
+@pytest.mark.slow
 def test_checks_print_what_the_page_shows(scripts: Open) -> None:
     run = scripts("check")
     (device,) = run.page.blocks("toml")

@@ -13,8 +13,8 @@ import pytest
 
 import fl
 import fl.membership
-import fl.server.members
 import netq
+from fl.server.dispatcher import TaskDispatcher
 from netq.testing.fixtures import LIMIT
 from tests.fl.federation import at, filled
 from tests.fl.relay.tree import HERE, Shape, Tree
@@ -139,20 +139,17 @@ def test_a_relay_with_too_few_updates_has_none_and_says_why() -> None:
     assert sum("none of its clients" in str(each) for each in report.failures.values()) == 1
 
 
-def test_deadlines_shrink_on_the_way_down() -> None:
+def test_deadlines_shrink_on_the_way_down(monkeypatch: pytest.MonkeyPatch) -> None:
     deadlines: list[float] = []
+    real = TaskDispatcher.ask
+
+    def ask(self: Any, parts: Any, limit: float, **others: Any) -> None:
+        deadlines.append(limit)
+        real(self, parts, limit, **others)
+
+    monkeypatch.setattr(TaskDispatcher, "ask", ask)
     with Tree([[[0]]], trains, patience=fl.Patience(deadline=100.0), model=model()) as tree:
-        real = fl.server.members.TaskDispatcher.ask
-
-        def ask(self: Any, parts: Any, limit: float, **others: Any) -> None:
-            deadlines.append(limit)
-            real(self, parts, limit, **others)
-
-        fl.server.members.TaskDispatcher.ask = ask  # type: ignore[method-assign]
-        try:
-            tree.rounds(1)
-        finally:
-            fl.server.members.TaskDispatcher.ask = real  # type: ignore[method-assign]
+        tree.rounds(1)
     assert deadlines == [pytest.approx(seconds) for seconds in (100.0, 80.0, 64.0)]
 
 
@@ -172,13 +169,13 @@ def test_deadlines_shrink_on_the_way_down() -> None:
 def test_a_relay_that_folds_otherwise_than_its_server_ends(
     strategy: Callable[[], fl.Strategy], of_relay: Callable[[], fl.Strategy], error: str
 ) -> None:
-    with fl.Server(model(), at(HERE), strategy=strategy(), min_clients=1, relays=True) as server:
-        with ThreadPoolExecutor(1) as pool:
-            run = pool.submit(fl.Relay(at(server.netloc), at(HERE), strategy=of_relay()).run)
-            while not run.done():
-                server._members.read()
-            with pytest.raises(fl.RelayError) as found:
-                run.result()
+    settings: dict[str, Any] = {"strategy": strategy(), "min_clients": 1, "relays": True}
+    with fl.Server(model(), at(HERE), **settings) as server, ThreadPoolExecutor(1) as pool:
+        run = pool.submit(fl.Relay(at(server.netloc), at(HERE), strategy=of_relay()).run)
+        while not run.done():
+            server._members.read()
+        with pytest.raises(fl.RelayError) as found:
+            run.result()
     assert error in str(found.value)
 
 
@@ -186,7 +183,7 @@ def test_a_relay_that_folds_otherwise_than_its_server_ends(
     ("relays", "error"),
     [
         (False, "the server takes no relay that is named 'north'"),
-        (["south"], "name it in the server's `relays`"),
+        (["south"], "name it in its `relays`"),
     ],
 )
 def test_a_relay_that_the_server_does_not_know_ends(relays: Any, error: str) -> None:
@@ -219,7 +216,7 @@ def test_a_relay_that_is_above_its_parent_ends() -> None:
     ("change", "error"),
     [
         ({"strategy": fl.FedAvg(staleness="polynomial(0.5)")}, "Relay.strategy: FedAvg has the option staleness"),
-        ({"strategy": fl.Krum()}, "Relay.strategy: Krum needs each update, and a relay sends one sum: connect its clie"),
+        ({"strategy": fl.Krum()}, "Relay.strategy: Krum needs each update, and a relay sends one sum"),
         ({"strategy": "FedAvg"}, "Relay.strategy: 'FedAvg'; expected an object, as in fl.FedAvg()"),
         ({"min_clients": 0}, "Relay.min_clients: 0; expected 1 or more"),
         ({"relays": "north"}, "Relay.relays: 'north'; expected True, False, or a list of names or ids"),

@@ -89,7 +89,7 @@ class Tree:
                     if relay is not None and relay.server is not None:
                         relay.server.close(LIMIT)
             for run in self.runs:
-                with suppress(Exception) if kind is not None else suppress():
+                with suppress(Exception if kind is not None else InterruptedError):
                     run.result(LIMIT)
         finally:
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
