@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,11 @@ from fl.properties import ClientInfo
 from fl.report import ClientFailure
 from fl.server.answers import Answers
 from fl.server.federation import Void
+from fl.server.member import Member
+from fl.server.round import Round
+from fl.server.rule import RoundRule, RoundState
 from fl.server.server import Server
+from fl.server.waiting import until_connected
 from fl.subtotal import Subtotal
 from fl.tensors import serialization
 from fl.tensors.dtypes import TORCH_ONLY
@@ -31,6 +35,21 @@ from fl.tensors.storage import Passed
 
 _SHARE = 0.8  # of the parent's deadline: what a relay gives its clients
 _WAITS = 0.5  # of that: how long it waits for clients that are not connected
+_LOOK = 0.5  # seconds between looks at whether the parent has gone on
+_OVER = "the parent has gone on: it waits for this round no longer"
+
+
+@dataclass(frozen=True)
+class _WhileWanted(RoundRule):
+    """A rule whose round ends, too, when the parent waits for it no longer."""
+
+    is_over: Callable[[], bool] = lambda: False
+
+    def is_complete(self, progress: RoundState, now: float) -> bool:
+        return self.is_over() or super().is_complete(progress, now)
+
+    def next_look(self, progress: RoundState, deadline: float, now: float) -> float:
+        return min(super().next_look(progress, deadline, now), now + _LOOK)
 
 
 class Below(Server):
@@ -48,6 +67,7 @@ class Below(Server):
         zeros = {name: _zeros(shape, dtype) for name, (shape, dtype, _) in description.tensors.items()}
         self._specs = specs_of(zeros)
         self._final: Mapping[str, Any] | None = None
+        self._is_over: Callable[[], bool] = lambda: False
         super().__init__(State(zeros, roles), options, **settings)
 
     def read(self) -> None:
@@ -56,11 +76,14 @@ class Below(Server):
         self._members.read()
         self._members.update()
 
-    def do(self, task: Task) -> Subtotal:
+    def do(self, task: Task, is_over: Callable[[], bool]) -> Subtotal:
         """Have the clients do a task of the parent, whose tensors are `Passed`. Raises Void, RelayError, Unreadable.
 
         The parent's deadline shrinks on the way down, so that the sum arrives in time.
+
+        is_over: whether the parent waits for it no longer.
         """
+        self._is_over = is_over
         model = loaded(task.model)
         if {name: spec[:2] for name, spec in specs_of(model).items()} != {
             name: spec[:2] for name, spec in self._specs.items()
@@ -71,11 +94,10 @@ class Below(Server):
         for standing in self._standings.values():
             standing.deadline = min(_SHARE * task.deadline, federation.patience.deadline_of(task.job.round))
         try:
-            self.wait(federation.min_clients, _WAITS * self._standings["train"].deadline)
-        except TimeoutError as error:
-            raise Void(f"the relay waits for {federation.min_clients} clients: {error}") from None
-        try:
-            return self._train(task) if task.job.purpose == "train" else self._report_on(task)
+            self._wait_for(federation.min_clients, _WAITS * self._standings["train"].deadline)
+            found = self._train(task) if task.job.purpose == "train" else self._report_on(task)
+            self._check_wanted()
+            return found
         except BaseException:
             self._members.forget_all()
             federation.aggregation.abandon()
@@ -86,6 +108,29 @@ class Below(Server):
         self._federation.number, self._final = last, model
         self.__exit__(None)
 
+    def _check_wanted(self) -> None:
+        if self._is_over():
+            raise Void(_OVER)
+
+    def _wait_for(self, count: int, timeout: float) -> None:
+        members = self._members
+
+        def read() -> None:
+            members.read()
+            self._check_wanted()
+
+        changed, is_new = members.sessions_changed, members.has_new
+        try:
+            until_connected(count, "clients", lambda: self.clients, changed, timeout, read=read, is_new=is_new)
+        except TimeoutError as error:
+            raise Void(f"the relay needs {count} clients: {error}") from None
+
+    def _round(
+        self, task: Task, rule: RoundRule, clients: list[Member], regular: Collection[Member] = ()
+    ) -> Round[Any]:
+        wanted = _WhileWanted(**vars(rule), is_over=self._is_over)
+        return super()._round(task, wanted, clients, regular)
+
     def _train(self, task: Task) -> Subtotal:
         federation, begin, before = self._federation, time.monotonic(), self.statistics()
         clients = self._present()
@@ -93,6 +138,7 @@ class Below(Server):
         self._members.update()
         training = self._select(task, clients)
         self._take(training)
+        self._check_wanted()
         answers, folded = training.answers, dict[str, Any]()
         if answers.clients >= training.rule.needed:
             folded = federation.aggregation.partial()

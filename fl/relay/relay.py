@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
 
-_LOOK = 0.25  # seconds between looks at what clients send while there is no task
+_LOOK = 0.25  # seconds between looks: at what clients send without a task, and at what the parent sends meanwhile
 _ALONE = 30.0  # seconds without a word of the parent, until a warning
 
 
@@ -143,7 +143,7 @@ class Relay:
             return _LOOK
 
         while (task := conversation.next_task(idle)) is not None:
-            answer = self._answer(below, task)
+            answer = self._answer(queue, below, task)
             if isinstance(answer, str):
                 log.warning("%s: the parent is told: %s", task.title, answer)
             conversation.reply(task, answer)
@@ -204,15 +204,32 @@ class Relay:
             f"this relay folds by {_shown(ours)}, its server by {_shown(folding)}: give the relay the server's strategy"
         )
 
-    def _answer(self, below: Below, envelope: Envelope) -> Finished | str:
+    def _answer(self, queue: netq.Communicator, below: Below, envelope: Envelope) -> Finished | str:
         """Have the clients do a task. Return the sum as bytes, or the reason why there is none."""
         try:
             task = build(PASSED.load(envelope.stream))
             assert isinstance(task, Task)
             self._check(task.folding)
-            return finished(task.job, below.do(task))
+            return finished(task.job, below.do(task, _watch(queue)))
         except (Void, Unreadable) as error:
             return str(error)
+
+
+def _watch(queue: netq.Communicator) -> Callable[[], bool]:
+    """Return what says whether the parent has sent anything since now: a newer task, or the end."""
+
+    def came() -> int:
+        return sum(each.messages_in for each in queue.statistics().values())
+
+    before, next_look, has_come = came(), 0.0, False
+
+    def is_over() -> bool:
+        nonlocal next_look, has_come
+        if not has_come and (now := time.monotonic()) >= next_look:
+            has_come, next_look = came() != before, now + _LOOK
+        return has_come
+
+    return is_over
 
 
 def _shown(folding: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import fl.membership
 import netq
 from fl.server.dispatcher import TaskDispatcher
 from netq.testing.fixtures import LIMIT
+from netq.testing.log import LogRecorder
 from tests.fl.federation import at, filled
 from tests.fl.relay.tree import HERE, Shape, Tree
 
@@ -246,3 +248,25 @@ def test_a_client_goes_on_to_the_next_relay_and_counts_there(monkeypatch: pytest
             tree.start(moves)
             [report] = tree.rounds(1)
     assert {id.int for id in report.clients} == {1, 2, 9}
+
+
+def test_the_end_of_the_federation_ends_the_round_of_a_relay(log: LogRecorder) -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def waits(number: int) -> Any:
+        def train(model: Any, config: Any) -> Any:
+            begun.set()
+            gate.wait(LIMIT)
+            return fl.Skip("it is over")
+
+        return train
+
+    with Tree([[0]], waits, patience=fl.Patience(deadline=100 * LIMIT)) as tree:
+        rounds = ThreadPoolExecutor(1)
+        run = rounds.submit(tree.rounds, 1)
+        assert begun.wait(LIMIT)
+        tree.server.close(0.1)
+        log.wait("the parent has gone on")
+        gate.set()
+        assert isinstance(run.exception(LIMIT), netq.Closed)
+        rounds.shutdown()
