@@ -19,6 +19,7 @@ EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/READM
 PORTS = ("51966", "18830")  # of the examples; each run gets free ones instead
 LIMIT = 600.0  # seconds
 ELSEWHERE = {  # what runs these
+    "containers": "tests/examples/test_containers.py",
     "digits": "tests/examples/test_digits_model.py",
     "digits_torch": "tests/examples/test_digits_model.py",
     "flower_app": "tests/fl/flower/test_example.py",
