@@ -91,6 +91,7 @@ bench: .venv/bench broker
 bench-federation: .venv-flower
 	.venv-flower/bin/python -m benchmarks.federation
 	.venv-flower/bin/python -m benchmarks.federation.many --repeat 3
+	.venv-flower/bin/python -m benchmarks.federation.trees --repeat 3
 
 # pfl-research has an environment of its own, too.
 .venv-pfl: constraints.txt
