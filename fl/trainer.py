@@ -217,6 +217,8 @@ class _Packing:
         self.seed = self.own_seed = seed
         self._is_used = False  # it has packed an update, or keeps something
         self._own = compression if compression in (None, AUTO) else as_compression(compression)
+        self._asked: Mapping[str, Any] = {}  # of the last task, and what that means
+        self._parsed = _NONE
         self._compressor = Compressor(_NONE)
         self._run: int | None = None  # of the server whose model was packed last
 
@@ -261,7 +263,11 @@ class _Packing:
         return self._compressor.pack(model, start)
 
     def _compression(self, task: Task) -> Compression | str:
-        return as_compression(task.compression) if self._own is None else self._own
+        if self._own is not None:
+            return self._own
+        if task.compression is not self._asked:  # the clients of a chunk have it from one task
+            self._asked, self._parsed = task.compression, as_compression(task.compression)
+        return self._parsed
 
     def _use(self, compression: Compression) -> None:
         """Pack so from now on. What was not sent before is still to be sent."""
