@@ -1,8 +1,8 @@
 """Trees of relays: python -m benchmarks.federation.trees. Writes docs/reference/benchmarks-trees.md.
 
-Three questions. How far is the model of a tree of eight clients from that of a flat federation, by strategy? What does
-a round of 1,000 clients cost the server, and a relay, with a model of 1 MB? And who counts when a relay is killed in
-the middle of a round? Linux only.
+How far is the model of a tree of eight clients from that of a flat federation, by strategy? What does a round of 1,000
+clients cost the server, and a relay, with a model of 1 MB? What does the list of clients in a sum cost? And who counts
+when a relay is killed in the middle of a round? Linux only.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ from benchmarks.broker import free_port
 from benchmarks.federation import crowd, work
 from benchmarks.federation.processes import LIMIT, Processes
 from fl import membership
+from fl.envelope import Job
+from fl.messages import MESSAGES, Reply
+from fl.subtotal import Subtotal
 from netq.bench.output import markdown
 from netq.bench.resources import Meter
+from netq.utils.stream import Stream
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "benchmarks-trees.md"
 TOP = """\
@@ -60,6 +64,14 @@ clients are in one process, or in one for each relay ([many clients](benchmarks-
 cores, so the seconds of a round are those of all work together, and not those of machines of their own. Processor time
 is that of a round; memory is the peak beyond what the process had before. Seconds: the median of all rounds but the
 first, with the fastest and the slowest.
+
+"""
+LISTS = """\
+
+## The list of clients
+
+A sum has the id and the number of examples of each client whose update is in it, so that none counts twice: the bytes
+of that list, and the seconds to write and to read it, medians of 5.
 
 """
 KILL = """\
@@ -94,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     top = TOP.format(repeat=repeat, machine=page.machine(), python=platform.python_version())
     lines = [*top.splitlines(), *_differences()]
     lines += [*COSTS.format(clients=CLIENTS).splitlines(), *_costs(repeat)]
+    lines += [*LISTS.splitlines(), *_lists()]
     lines += [*KILL.format(seconds=_MOVE).splitlines(), *_kill(), ""]
     text = "\n".join(lines)
     print(text)
@@ -251,6 +264,27 @@ def _relay(parent: int, port: int, clients: int, file: Path) -> None:
     fl.Relay(_at(parent), _at(port), min_clients=clients, callbacks=[ends]).run()
     cpu = statistics.median(after - before for before, after in itertools.pairwise(ends.ends))
     file.write_text(json.dumps({"cpu": cpu, "extra": meter.read().extra}))
+
+
+# The list of clients
+
+
+def _lists() -> list[str]:
+    rows = [["clients of a relay", "bytes", "bytes a client", "write, s", "read, s"]]
+    for count in (1000, 10_000, 100_000):
+        clients = {uuid.uuid4(): 10 + number % 90 for number in range(count)}
+        reply, written, read = Reply(Job(1, 1, "train"), Subtotal({}, clients)), list[float](), list[float]()
+        for _ in range(5):
+            begin = time.perf_counter()
+            message = MESSAGES.dump(reply)
+            written.append(time.perf_counter() - begin)
+            arrived = Stream([bytearray(bytes(message))])
+            begin = time.perf_counter()
+            MESSAGES.load(arrived)
+            read.append(time.perf_counter() - begin)
+        size, (write, load) = message.nbytes, map(statistics.median, (written, read))
+        rows.append([f"{count:,}", f"{size:,}", f"{size / count:.0f}", f"{write:.3f}", f"{load:.3f}"])
+    return markdown(rows)
 
 
 # A relay that is killed
