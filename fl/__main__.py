@@ -43,6 +43,7 @@ from fl.callbacks.mlflow import MLflow
 from fl.callbacks.progress import Progress
 from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
+from fl.config.relay import RelayConfig
 from fl.config.server import Config, load_connection
 from fl.errors import CheckpointError
 from fl.server.checkpoint import load
@@ -117,14 +118,17 @@ def relay(
     """Run a relay: a client of an aggregator, or of another relay, that answers for clients of its own."""
     _on_signals(_stop)
     with _command(verbose):
-        from fl.config.relay import RelayConfig
-
         with told_if_slow(log, f"importing what {config} names"):
             loaded = RelayConfig.load(config)
-        try:
-            loaded.relay([_Logged()]).run()
-        except NetqError as error:
-            raise loaded.in_its_terms(error) from error
+        with ExitStack() as stack:
+            made = loaded.relay(_callbacks(loaded, stack))
+            try:
+                made.run()
+            except NetqError as error:
+                raise loaded.in_its_terms(error) from error
+            except (SystemExit, KeyboardInterrupt):
+                log.info("stopped: its clients go on to their next address, or wait for a relay here")
+                raise
         log.info("the federation is over")
 
 
@@ -374,14 +378,17 @@ def _serve(config: Config) -> None:
 
 
 def _measured(config: Config, stack: ExitStack) -> list[fl.Callback]:
-    callbacks = list(_callbacks(config, stack))
+    callbacks: list[fl.Callback] = [] if config.save is None else [_Save(config.save)]
+    callbacks += _callbacks(config, stack)
+    if config.save_best:
+        callbacks.append(SaveBest(**config.save_best))
+    if config.stop_early:
+        callbacks.append(EarlyStopping(**config.stop_early))
     return callbacks if config.measure is None else [Measured(config.measure, callbacks)]
 
 
-def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
+def _callbacks(config: Config | RelayConfig, stack: ExitStack) -> Iterator[fl.Callback]:
     options = config.callbacks
-    if config.save is not None:
-        yield _Save(config.save)
     if options.json is not None:
         # Before those that log: what is said of a round is then in the file.
         yield JsonLines(options.json, client_metrics=options.client_metrics)
@@ -402,13 +409,9 @@ def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
     for make in options.own:
         callback = make()
         yield stack.enter_context(callback) if isinstance(callback, AbstractContextManager) else callback
-    if config.save_best:
-        yield SaveBest(**config.save_best)
-    if config.stop_early:
-        yield EarlyStopping(**config.stop_early)
 
 
-def _mlflow(config: Config, uri: str) -> MLflow:
+def _mlflow(config: Config | RelayConfig, uri: str) -> MLflow:
     for name, value in _MLFLOW.items():
         os.environ.setdefault(name, value)
     try:

@@ -28,19 +28,12 @@ class KnownServer:
 
     rate:    of the last update, in bytes a second; None: not measured yet.
     replies: the last job that has had a reply, and how many the server has.
-    address: of the server.
     check:   seconds that the training of this client's check took; 0: none was made.
     """
 
     rate: float | None = None
     check: float = 0.0
     replies: tuple[Any, int] | None = None
-    address: Any = None
-
-    def is_at(self, address: Any) -> None:
-        """Note the server's address. Another server has none of the replies."""
-        if address != self.address:
-            self.address, self.replies = address, None
 
     def measured(self, size: int, seconds: float, round_trip: float | None) -> None:
         """Note that an update was acknowledged `seconds` after it was put. `round_trip`: None if unknown."""
@@ -103,7 +96,7 @@ class Conversation:
         self._was_late = False  # whether the last reply came after the deadline of its task
         self._warned_unreadable = False  # later ones are lines of DEBUG: a server may send without end
         self._question = question
-        link.is_at(membership.addresses[0])
+        self._is_relay = introduction is not None and introduction.relay
         self.delivered: Any = None
         self.final: Final | None = None
         self.last = 0
@@ -118,6 +111,8 @@ class Conversation:
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Any:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.
+
+        A relay gets a Described, too: before the tasks of each session.
 
         Sends the offered reply when its permit comes. If several tasks of a server wait, returns the newest: the rounds
         of the others are over, and so is the round of an offered reply. Does not return a task whose reply is on its
@@ -142,9 +137,9 @@ class Conversation:
             except netq.Unreadable as error:
                 self._leave_out(error)
                 continue
-            if isinstance(message, Permit):
-                self._permitted(message.job)
-            elif isinstance(message, Final | Described):
+            if isinstance(message, Described) and self._is_relay:
+                return message
+            if isinstance(message, Permit | Final | Described):
                 self._keep(message)
             elif not isinstance(message, End):
                 self._membership.asked(peer)
@@ -168,8 +163,10 @@ class Conversation:
             self._membership.move()
         return look if due is None else min(look, due)
 
-    def _keep(self, message: Final | Described) -> None:
-        if isinstance(message, Final):  # it has passed the end
+    def _keep(self, message: Permit | Final | Described) -> None:
+        if isinstance(message, Permit):
+            self._permitted(message.job)
+        elif isinstance(message, Final):  # it has passed the end
             self.final = message
         elif self._question:
             self._ready = deque([message])
@@ -189,7 +186,10 @@ class Conversation:
             log.info("round %d was the last one: the server has ended the federation", end.round)
         while end.final and self.final is None:
             try:
-                _, message = self._queue.get(timeout=None if idle is None else idle())
+                timeout = self._wait(idle)
+                if self._membership.moves:  # at the next address there may be none
+                    return
+                _, message = self._queue.get(timeout=timeout)
             except (TimeoutError, netq.Unreadable):
                 continue
             except netq.Closed as error:

@@ -90,6 +90,8 @@ class Introduction:
     version:    of its netq; empty: it does not say.
     time:       of its clock, in seconds since 1970; 0: it does not say.
     check:      seconds that the training of its check took, before it joined; 0: it has made none.
+    relay:      whether it answers for clients of its own. The server answers with a Description, if it has a way to the
+                federation's server itself.
     """
 
     properties: Properties
@@ -98,6 +100,7 @@ class Introduction:
     version: str = ""
     time: float = 0.0
     check: float = 0.0
+    relay: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -107,6 +110,7 @@ class Introduction:
             expect(type(self.final) is bool, "final", self.final, "True or False")
             expect(is_number(self.time, 0, MAX_TIME), "time", self.time, "seconds since 1970")
             expect(is_number(self.check, 0, MAX_TIME), "check", self.check, "seconds")
+            expect(type(self.relay) is bool, "relay", self.relay, "True or False")
         except InvalidOption as error:
             raise InvalidUpdate(str(error)) from None
 

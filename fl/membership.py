@@ -44,8 +44,7 @@ class Membership:
         self, noun: str, ini: Callable[[uuid.UUID], object] | None, addresses: Sequence[netq.NetworkLocation]
     ) -> None:
         self.over = False
-        self.moves = False  # the session ends because its server has no connection, and there is another address
-        self.rests = True  # there is a pause before the next session
+        self.moves = False  # the session ends for one at the next address
         self.addresses = deque(addresses)  # the first is the present one
         self._since = math.inf  # when the session began
         self._noun = noun
@@ -71,7 +70,7 @@ class Membership:
     def begins(self) -> None:
         """Note that there is going to be a new communicator."""
         self._is_connected, self._greet = False, None
-        self.moves, self.rests, self._since = False, True, time.monotonic()
+        self.moves, self._since = False, time.monotonic()
 
     def until_look(self, queue: netq.Communicator) -> float | None:
         """Return in how many seconds to look again whether the server is lost. 0: it is. None: never."""
@@ -80,12 +79,13 @@ class Membership:
         absent = max(queue.absences().values(), default=time.monotonic() - self._since)
         return max(0.0, _MOVE - absent)
 
-    def move(self) -> None:
-        """Go on to the next address: the session ends, and the next one begins there."""
+    def move(self, why: str = "") -> None:
+        """Go on to the next address: the session ends, and the next one begins there. why: default: no connection."""
         before = format_netloc(*self.addresses[0])
         self.addresses.rotate(-1)
-        self.moves, self.rests = True, False
-        log.warning("%s: no connection for %g s; going on to %s", before, _MOVE, format_netloc(*self.addresses[0]))
+        self.moves = True
+        why = why or f"no connection for {_MOVE:g} s"
+        log.warning("%s: %s; going on to %s", before, why, format_netloc(*self.addresses[0]))
 
     def greet_with(self, greet: Callable[[], object]) -> None:
         """Call `greet` at the beginning of each session of this communicator: now, if one has begun already."""
@@ -167,7 +167,7 @@ def take_part(
         attempt(session)
         if membership.over:
             return
-        if not membership.rests:
+        if membership.moves:
             continue
         pause = _PAUSE if time.monotonic() - since > _STEADY else min(2 * pause, _MAX_PAUSE) or _PAUSE
         sleep(pause)

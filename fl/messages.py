@@ -127,6 +127,7 @@ class Task:
     roles:       of the tensors that are not trained, by name (fl/tensors/roles.py); of the local ones, too, which the
                  model does not have. Only trained tensors are packed, or sent as differences.
     folding:     what the sums of the server's strategy depend on (Strategy.folding): relays fold so. Empty: not said.
+    excluded:    ids of clients that relays leave out: in a round before, more than one had an update of them.
     """
 
     job: Job
@@ -140,6 +141,7 @@ class Task:
     deadline: float = math.inf
     roles: Roles = field(default_factory=dict)
     folding: Mapping[str, Any] = field(default_factory=dict)
+    excluded: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_number("unasked", self.unasked)
@@ -147,6 +149,8 @@ class Task:
         check_number("answered", self.answered)
         expect(is_number(self.deadline, 0), "deadline", self.deadline, "seconds")
         expect(isinstance(self.folding, dict), "folding", self.folding, "a dict")
+        _check_ids("excluded", self.excluded)
+        object.__setattr__(self, "excluded", tuple(self.excluded))
         _check_roles(self.roles)
 
 
@@ -179,6 +183,7 @@ class Description:
     tensors: of the model: shape, dtype, and whether it is a torch.Tensor, by name.
     time:    of the server, in seconds since 1970.
     relays:  whether the client that asks may be a relay.
+    name:    what the server calls it; empty: only by its id.
     path:    the relays between it and the server, by the ids that they have as clients; the nearest first.
 
     The other fields are those of Task.
@@ -193,14 +198,15 @@ class Description:
     time: float
     folding: Mapping[str, Any] = field(default_factory=dict)
     relays: bool = False
+    name: str = ""
     path: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_number("round", self.round)
         expect(isinstance(self.folding, dict), "folding", self.folding, "a dict")
         expect(type(self.relays) is bool, "relays", self.relays, "True or False")
-        right = isinstance(self.path, list | tuple) and all(type(each) is str for each in self.path)
-        expect(right, "path", self.path, "a list of ids")
+        expect(type(self.name) is str, "name", self.name, "a text")
+        _check_ids("path", self.path)
         object.__setattr__(self, "path", tuple(self.path))
         expect(is_number(self.time, 0, MAX_TIME), "time", self.time, "seconds since 1970")
         _check_roles(self.roles)
@@ -302,6 +308,11 @@ def with_fields(message: Changed, **others: object) -> Changed:
     found = object.__new__(type(message))
     vars(found).update(vars(message), **others)
     return found
+
+
+def _check_ids(name: str, ids: object) -> None:
+    right = isinstance(ids, list | tuple) and all(type(each) is str for each in ids)
+    expect(right, name, ids, "a list of ids")
 
 
 def _check_roles(roles: object) -> None:

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -52,16 +53,19 @@ class Merged(NamedTuple):
     left_out:   of how many it was left out because its form, the shape or whether it is a Sum, is not that of most, or
                 because there was no room for it.
     sums:       the names of those that are sums.
+    weights:    the number of examples over which a metric is a mean, where not all clients have it.
     """
 
     values: dict[str, Plain]
     not_finite: dict[str, int]
     left_out: dict[str, int]
     sums: set[str]
+    weights: dict[str, int]
 
     def for_others(self) -> dict[str, Value]:
-        """Return the metrics as those of one client, for `merged` with others."""
-        return {name: Sum(value) if name in self.sums else value for name, value in self.values.items()}
+        """Return the metrics as those of one client, for `merged` with others. Without those that no client has."""
+        known = {name: value for name, value in self.values.items() if _is_finite(value)}
+        return {name: Sum(value) if name in self.sums else value for name, value in known.items()}
 
 
 def checked(metrics: object) -> dict[str, Value]:
@@ -75,14 +79,40 @@ def checked(metrics: object) -> dict[str, Value]:
     found: dict[str, Value] = {}
     arrays = total = 0  # checked as they come: arrays of a peer may share a buffer, and become more than its message
     for name, value in metrics.items():  # type: ignore[attr-defined]
-        right = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME
-        expect(right, "a name in metrics", name, f"a printable text of at most {_MAX_NAME} characters")
+        _check_name(name)
         plain = _checked_value(f"metrics[{name!r}]", _plain(value))
         if isinstance(plain, np.ndarray):
             arrays, total = arrays + 1, total + plain.size
             expect(arrays <= MAX_ARRAYS, "arrays in metrics", arrays, f"{MAX_ARRAYS} at most")
             expect(total <= MAX_ELEMENTS, "elements of all arrays in metrics", total, f"{MAX_ELEMENTS} at most")
         found[name] = Sum(plain) if isinstance(value, Sum) else plain
+    return found
+
+
+def check_names(metrics: object) -> None:
+    """Raise InvalidUpdate unless this is a mapping whose keys are names of metrics."""
+    right = isinstance(metrics, Mapping) and len(metrics) <= _MAX_METRICS
+    expect(right, "metrics", metrics, f"a mapping of at most {_MAX_METRICS} names to numbers")
+    for name in metrics:  # type: ignore[attr-defined]
+        _check_name(name)
+
+
+def _check_name(name: object) -> None:
+    right = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME
+    expect(right, "a name in metrics", name, f"a printable text of at most {_MAX_NAME} characters")
+
+
+def sent(metrics: Mapping[str, Value]) -> dict[str, Value]:
+    """Return these metrics, as far as one message may have them: of arrays the first."""
+    arrays = total = 0
+    found: dict[str, Value] = {}
+    for name, value in metrics.items():
+        size = elements({name: value})
+        if size:
+            if arrays == MAX_ARRAYS or total + size > MAX_ELEMENTS:
+                continue
+            arrays, total = arrays + 1, total + size
+        found[name] = value
     return found
 
 
@@ -108,12 +138,17 @@ def for_json(value: Plain) -> Any:
 
 
 def merged(
-    clients: Mapping[Client, Mapping[str, Value]], weights: Mapping[Client, int], lost: Mapping[str, int], number: int
+    clients: Mapping[Client, Mapping[str, Value]],
+    weights: Mapping[Client, int],
+    lost: Mapping[str, int],
+    number: int,
+    of_metric: Mapping[tuple[Client, str], int] = MappingProxyType({}),
 ) -> Merged:
     """Return the means of the clients' metrics, weighted by their number of examples, and the sums of Sums.
 
     clients: those that have metrics. number: of all.
     lost: of how many further clients there was no room for a metric.
+    of_metric: the weight of a client for one metric, where it is another.
 
     First the names that most clients have, then in alphabetical order. Names that at most half of the clients have
     count only while there are fewer than 100: so one client can hide no metric of the others, and an honest minority
@@ -125,7 +160,8 @@ def merged(
         counts[name] += lost.get(name, 0)
     of_most = sum(2 * count > number for count in counts.values())
     names = sorted(counts, key=lambda name: (-counts[name], name))[: min(max(of_most, _FEW_NAMES), _MAX_METRICS)]
-    found = Merged({}, {}, {}, set())
+    found = Merged({}, {}, {}, set(), {})
+    total = sum(weights[peer] for peer in clients)
     for name in names:
         alike = _alike({peer: metrics[name] for peer, metrics in clients.items() if name in metrics})
         first = next(iter(alike.values()))
@@ -142,7 +178,10 @@ def merged(
             found.sums.add(name)
             found.values[name] = _sum(map(_plain, finite.values()))
         else:
-            found.values[name] = _mean([*finite.values()], [weights[peer] for peer in finite])
+            of = [of_metric.get((peer, name), weights[peer]) for peer in finite]
+            found.values[name] = _mean([*finite.values()], of)
+            if sum(of) != total:
+                found.weights[name] = sum(of)
     return found
 
 

@@ -6,6 +6,7 @@ docs/reference/fl-messages.md has the fields for other languages.
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ class Subtotal:
     folded:     the sum of their updates, as Aggregation.partial returns it. Empty for reports, and if none counts.
     clients:    the number of examples of each whose answer counts.
     metrics:    of all of these, merged; a Sum stays one.
+    weights:    the number of examples over which a metric is a mean, if not all clients have it.
     not_finite: of how many clients a metric was NaN or infinite.
     left_out:   of how many a metric had not the form of most.
     failures:   why the answers of others do not count.
@@ -43,6 +45,7 @@ class Subtotal:
     folded: dict[str, Any]
     clients: Mapping[uuid.UUID, int]
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
     not_finite: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[uuid.UUID, ClientFailure] = field(default_factory=dict)
@@ -51,11 +54,15 @@ class Subtotal:
 
     def __post_init__(self) -> None:
         expect(isinstance(self.folded, dict), "folded", self.folded, "a sum")
-        for name in ("clients", "failures", "skipped", "names", "not_finite", "left_out"):
+        for counts in (self.weights, self.not_finite, self.left_out):
+            metrics.check_names(counts)
+        for name in ("clients", "failures", "skipped", "names"):
             value = getattr(self, name)
             right = isinstance(value, Mapping) and len(value) <= MAX_CLIENTS
             expect(right, name, value, f"{MAX_CLIENTS} entries at most")
-        for number in (*self.clients.values(), *self.not_finite.values(), *self.left_out.values()):
+        for number in itertools.chain(
+            *(each.values() for each in (self.clients, self.weights, self.not_finite, self.left_out))
+        ):
             expect(is_whole(number, 1, _MAX_EXAMPLES), "a number", number, "a whole number, 1 to 2**53")
         object.__setattr__(self, "metrics", metrics.checked(self.metrics))
 
@@ -85,6 +92,7 @@ class Subtotal:
             "folded": self.folded,
             "clients": _texts(self.clients),
             "metrics": self.metrics,
+            "weights": self.weights,
             "not_finite": self.not_finite,
             "left_out": self.left_out,
             "failures": failures,
@@ -100,7 +108,8 @@ class Subtotal:
             values[name] = {uuid.UUID(peer): each for peer, each in values[name].items()}
         failures = {peer: ClientFailure(FailureKind[why], reason) for peer, (why, reason) in values["failures"].items()}
         skipped = {peer: printable(reason) for peer, reason in values["skipped"].items()}
-        names = {peer: _name(name) for peer, name in values["names"].items()}
+        known = {*values["clients"], *failures, *skipped}
+        names = {peer: _name(name) for peer, name in values["names"].items() if peer in known}
         return cls(**{**values, "failures": failures, "skipped": skipped, "names": names})
 
 

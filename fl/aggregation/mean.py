@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fl.aggregation import integers
 from fl.errors import InvalidUpdate
 from fl.tensors.blocks import BLOCK, Scratch, Source, check_finite, check_names, restore, source_of, sources
+from fl.tensors.dtypes import LARGEST
 from fl.tensors.spec import Model, specs_of
 from netq.protocol.memory import Memory
 from netq.validate import is_whole
@@ -182,8 +183,6 @@ class WeightedMean:
 
         Raises InvalidUpdate, with the mean unchanged, for one of another model.
         """
-        if not partial:
-            return
         self.check_partial(partial)
         weight, values, bases = partial["weight"], partial["values"], partial["bases"]
         total = self.weight + weight
@@ -199,7 +198,7 @@ class WeightedMean:
     def check_partial(self, partial: Mapping[str, Any]) -> None:
         """Raise InvalidUpdate for a partial that `merge` would refuse."""
         if not partial:
-            return
+            raise InvalidUpdate("it has no sum; expected one of an update at least")
         specs, scratch = self._accumulator.specs, self._accumulator.scratch
         values, bases = partial["values"], partial["bases"]
         checked_weight(partial["weight"])
@@ -212,6 +211,9 @@ class WeightedMean:
             if spec.is_long:
                 _check_flat(name, bases[name], spec.size, np.dtype(spec.dtype))
             check_finite(name, source_of(name, values[name]), scratch)
+            largest = LARGEST.get(spec.dtype)
+            if largest is not None and spec.size and max(-values[name].min(), values[name].max()) > largest:
+                raise InvalidUpdate(f"{name!r} has a mean beyond {largest:g}, the largest {spec.dtype}")
 
     def blocks(self, model: Model) -> Iterator[Block]:
         """Yield the mean and the round's model side by side, block by block. Change the mean before `finish`."""

@@ -17,6 +17,8 @@ from fl.errors import InvalidUpdate
 from fl.tensors.blocks import Scratch, Source, flat, is_finite, restore, source_of, sources
 from fl.tensors.spec import Model, specs_of
 
+_LEAST = 1e-18  # the share of the weight of one client: numbers of examples are whole, and 2**53 at most
+
 
 class Statistics:
     """The mean by weight of some tensors of a round's updates, folded as they arrive."""
@@ -61,6 +63,10 @@ class Statistics:
         if partial:
             self._mean = self._mean or self._begin(model)
             self._mean.check_partial(partial)
+            for name in self._open:
+                share = partial["values"][_share(name)]
+                if not ((share == 0) | ((share >= _LEAST) & (share <= 1))).all():
+                    raise InvalidUpdate(f"{name!r} has shares of the weight that are none; expected 0 to 1")
 
     def finish(self, model: Model) -> dict[str, Any]:
         """Return the means, and begin the next round. Without an update they are the values of the model."""
@@ -71,7 +77,11 @@ class Statistics:
         for name, source in self._open.items():
             share, before = means[_share(name)], flat(source, self._scratch)
             known = np.divide(means[name], share, out=before, where=share > 0)
-            result[name] = restore(known.astype(source.spec.accumulator), source.spec, self._scratch)
+            with np.errstate(over="ignore"):
+                known = known.astype(source.spec.accumulator)
+            if not np.isfinite(known[share > 0]).all():
+                raise InvalidUpdate(f"the mean of {name!r} is infinite where clients have seen values")
+            result[name] = restore(known, source.spec, self._scratch)
         self.reset()
         return result
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import fl
 from fl.config import strategy
-from fl.config.server import netloc, settings
+from fl.config.server import KEYS as SERVER_KEYS
+from fl.config.server import CallbackOptions, callbacks, linger, netloc, settings
 from fl.properties import checked, checked_name
 from netq.errors import AddressError, InvalidOption, SecurityError
 from netq.options import CommunicatorOptions, NetworkLocation, Protocol
@@ -26,9 +27,11 @@ _PATIENCE = ("deadline", "grace", "close_early", "suspend_after")
 KEYS: dict[str, tuple[str, ...] | None] = {
     "parent": ("host", "port", "protocol", "proxy", "fallback", *CONNECTION),
     "relay": ("name", "properties"),
-    "server": ("host", "port", "protocol", "min_clients", *_PATIENCE, "memory_limit", "relays"),
+    "server": ("host", "port", "protocol", "min_clients", *_PATIENCE, "memory_limit", "relays", "linger"),
     "strategy": None,  # the options of the class
     **CONNECTION,
+    "callbacks": SERVER_KEYS["callbacks"],
+    "page": SERVER_KEYS["page"],
 }
 
 
@@ -43,6 +46,7 @@ class RelayConfig:
     protocol: Protocol = Protocol.TCP
     fallback: tuple[NetworkLocation, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: CallbackOptions = field(default_factory=CallbackOptions)
 
     @classmethod
     def load(cls, path: str | Path) -> RelayConfig:
@@ -60,7 +64,13 @@ class RelayConfig:
             parent_protocol=parent_protocol,
             protocol=protocol,
             fallback=tuple(above.addresses("server", "fallback")),
-            settings={**settings(file), **_of_relay(file), "strategy": strategy.strategy(file)},
+            settings={
+                **settings(file),
+                **_of_relay(file),
+                "strategy": strategy.strategy(file),
+                "linger": linger(file),
+            },
+            callbacks=callbacks(file),
         )
 
     def relay(self, callbacks: Iterable[fl.Callback] = ()) -> fl.Relay:
@@ -77,6 +87,7 @@ class RelayConfig:
             )
         except InvalidOption as error:
             text = str(error).replace("Relay.strategy", "strategy").replace("Relay.parent", "parent.host")
+            text = text.replace("Relay.fallback", "parent.fallback")
             raise InvalidOption(f"{self.path}: {text.replace('Relay.', 'server.')}") from error
 
     def in_its_terms(self, error: Exception) -> Exception:
@@ -102,8 +113,8 @@ class _Above(File):
 
     def wrong(self, what: str, kind: type[InvalidOption] = InvalidOption) -> InvalidOption:
         """Name the key as it stands in the file."""
-        what = what.removeprefix("server.")
-        return super().wrong(f"[parent.{what[1:]}" if what.startswith("[") else f"parent.{what}", kind)
+        what = _OF_SIDE.sub("parent.", what.removeprefix("server."))
+        return super().wrong(what if what.startswith(("parent.", "[parent.")) else f"parent.{what}", kind)
 
 
 def _parent(file: File) -> NetworkLocation:

@@ -106,7 +106,7 @@ class Config:
             rounds=file.whole("server", "rounds", "a whole number, 1 or more", 1),
             initial=_called_with(file, "initial"),
             protocol=protocol,
-            linger=_linger(file),
+            linger=linger(file),
             settings=settings(file),
             checkpoint=file.output("server", "checkpoint", suffix=".previous"),
             measure=_called_with(file, "measure", "model") if "measure" in file.table("model") else None,
@@ -114,7 +114,7 @@ class Config:
             save_best=_save_best(file, save),
             stop_early=_stop_early(file),
             strategy=strategy.strategy(file),
-            callbacks=_callbacks(file),
+            callbacks=callbacks(file),
         )
 
     def server(self, callbacks: Iterable[fl.Callback] = ()) -> fl.Server:
@@ -249,7 +249,8 @@ def _watched(
     return {**more, **options}
 
 
-def _linger(file: File) -> float:
+def linger(file: File) -> float:
+    """Return server.linger."""
     seconds: float = file.table("server").get("linger", Config.linger)
     right = type(seconds) in (int, float) and seconds >= 0
     file.check("server.linger", seconds, right, "seconds, 0 or more, as in 60.0")
@@ -309,7 +310,8 @@ def _evaluate(file: File, table: str, key: str) -> Any:
     return value
 
 
-def _callbacks(file: File) -> CallbackOptions:
+def callbacks(file: File) -> CallbackOptions:
+    """Return what [callbacks] and [page] say."""
     readers: dict[str, Callable[[str, str], Any]] = {
         "progress": file.boolean,
         "json": file.output,

@@ -10,13 +10,15 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 import netq
-from fl.errors import RelayError
+from fl.errors import InvalidUpdate, RelayError
 from fl.messages import Description, Task
+from fl.metrics import sent
 from fl.properties import ClientInfo
 from fl.report import ClientFailure
 from fl.server.answers import Answers
@@ -26,15 +28,18 @@ from fl.server.round import Round
 from fl.server.rule import RoundRule, RoundState
 from fl.server.server import Server
 from fl.server.waiting import until_connected
-from fl.subtotal import Subtotal
+from fl.subtotal import MAX_CLIENTS, Subtotal
 from fl.tensors import serialization
 from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.roles import Roles, State
-from fl.tensors.spec import Model, specs_of
+from fl.tensors.spec import DTYPES, Model, specs_of
 from fl.tensors.storage import Passed
+from netq.text import printable
 
 _SHARE = 0.8  # of the parent's deadline: what a relay gives its clients
 _WAITS = 0.5  # of that: how long it waits for clients that are not connected
+_REASON = 40  # characters of a failure's reason at least …
+_REASONS = 2_000_000  # … and of all of them at most, where these are fewer
 _LOOK = 0.5  # seconds between looks at whether the parent has gone on
 _OVER = "the parent has gone on: it waits for this round no longer"
 
@@ -56,19 +61,27 @@ class Below(Server):
     """The server of a relay.
 
     description: what the parent says of its tasks.
-    path:        the relays above its clients, this one first.
     """
 
-    def __init__(
-        self, description: Description, path: list[str], options: netq.CommunicatorOptions, **settings: Any
-    ) -> None:
-        self._described = replace(description, path=path)
+    def __init__(self, description: Description, options: netq.CommunicatorOptions, **settings: Any) -> None:
+        self._described = description
         roles: Roles = {**dict.fromkeys(description.tensors, "trained"), **description.roles}
         zeros = {name: _zeros(shape, dtype) for name, (shape, dtype, _) in description.tensors.items()}
-        self._specs = specs_of(zeros)
+        self._specs, self._roles = specs_of(zeros), description.roles
         self._final: Mapping[str, Any] | None = None
         self._is_over: Callable[[], bool] = lambda: False
         super().__init__(State(zeros, roles), options, **settings)
+
+    def has_parent(self, description: Description | None) -> None:
+        """Note what the parent says of its tasks, with the relays above the clients as its path. None: it is lost."""
+        self._described = description or self._described
+        self._members.root(is_rooted=description is not None)
+
+    def check(self, tensors: Mapping[str, tuple[tuple[int, ...], str, bool]], roles: Roles) -> None:
+        """Raise RelayError for a model of other tensors, or other roles, than those that this relay began with."""
+        ours = {name: (spec.shape, spec.dtype) for name, spec in self._specs.items()}
+        if ours != {name: (shape, dtype) for name, (shape, dtype, _) in tensors.items()} or roles != self._roles:
+            raise RelayError("the server's model has other tensors than when this relay began; start the relay again")
 
     def read(self) -> None:
         """Handle what clients send between two tasks: introductions, questions."""
@@ -76,26 +89,29 @@ class Below(Server):
         self._members.read()
         self._members.update()
 
-    def do(self, task: Task, is_over: Callable[[], bool]) -> Subtotal:
+    def do(self, task: Task, begin: float, is_over: Callable[[], bool]) -> Subtotal:
         """Have the clients do a task of the parent, whose tensors are `Passed`. Raises Void, RelayError, Unreadable.
 
         The parent's deadline shrinks on the way down, so that the sum arrives in time.
 
+        begin:   when the task came, by time.monotonic().
         is_over: whether the parent waits for it no longer.
         """
         self._is_over = is_over
         model = loaded(task.model)
-        if {name: spec[:2] for name, spec in specs_of(model).items()} != {
-            name: spec[:2] for name, spec in self._specs.items()
-        }:
-            raise RelayError("the server's model has other tensors than when this relay began; start the relay again")
+        self.check(tensors_of(model), task.roles)
         federation = self._federation
-        federation.model, federation.number, self._members.run = model, task.job.round - 1, task.job.run
-        for standing in self._standings.values():
-            standing.deadline = min(_SHARE * task.deadline, federation.patience.deadline_of(task.job.round))
+        federation.model, federation.number = model, task.job.round - 1
+        until = begin + min(_SHARE * task.deadline, federation.patience.deadline_of(task.job.round))
+        # Of this process: a client that has answered a relay before this one is to answer this one, too.
+        task = replace(task, job=replace(task.job, run=self._members.run))
+        trains = task.job.purpose == "train"
         try:
-            self._wait_for(federation.min_clients, _WAITS * self._standings["train"].deadline)
-            found = self._train(task) if task.job.purpose == "train" else self._report_on(task)
+            self._wait_for(federation.min_clients if trains else 1, _WAITS * (until - time.monotonic()))
+            for standing in self._standings.values():
+                standing.deadline = max(0.0, until - time.monotonic())
+            found = self._train(task) if trains else self._report_on(task)
+            federation.number = task.job.round
             self._check_wanted()
             return found
         except BaseException:
@@ -103,9 +119,10 @@ class Below(Server):
             federation.aggregation.abandon()
             raise
 
-    def end(self, last: int, model: Mapping[str, Any] | None) -> None:
-        """End the federation: give the clients the last model, if there is one, and close."""
+    def end(self, last: int, model: Mapping[str, Any] | None, linger: float) -> None:
+        """End the federation: give the clients the last model, if there is one, and close. linger: seconds before."""
         self._federation.number, self._final = last, model
+        self.linger(linger)
         self.__exit__(None)
 
     def _check_wanted(self) -> None:
@@ -142,7 +159,6 @@ class Below(Server):
         answers, folded = training.answers, dict[str, Any]()
         if answers.clients >= training.rule.needed:
             folded = federation.aggregation.partial()
-            federation.number = task.job.round
         else:
             federation.aggregation.abandon()
             answers.void(f"the relay has {answers.clients} updates of the {training.rule.needed} that it needs")
@@ -155,21 +171,26 @@ class Below(Server):
 
     def _subtotal(self, answers: Answers, folded: dict[str, Any]) -> Subtotal:
         merged, clients = answers.merged(), answers.num_examples
+        if len(clients) > MAX_CLIENTS:
+            raise InvalidUpdate(f"{len(clients)} clients have answered; expected {MAX_CLIENTS} at most in one sum")
         relays = {peer for peer in answers.failures if answers.of(peer).relayed is not None}
         failures: dict[uuid.UUID, ClientFailure] = {
             peer: each for peer, each in answers.failures.items() if peer not in relays
         }
         names = {**answers.names, **{each.id: each.name for each in self._members if each.name}}
         known = {*clients, *failures, *answers.skipped}
+        longest = max(_REASON, _REASONS // max(1, len(failures)))
+        reasons = {peer: ClientFailure(each.why, each.reason[:longest]) for peer, each in failures.items()}
         return Subtotal(
             folded=folded,
             clients=clients,
-            metrics=merged.for_others(),
+            metrics=sent(merged.for_others()),
+            weights=merged.weights,
             not_finite=merged.not_finite,
             left_out=merged.left_out,
-            failures=failures,
-            skipped=answers.skipped,
-            names={peer: name for peer, name in names.items() if peer in known},
+            failures=dict(islice(reasons.items(), MAX_CLIENTS)),
+            skipped={peer: why[:_REASON] for peer, why in islice(answers.skipped.items(), MAX_CLIENTS)},
+            names=dict(islice(((peer, name) for peer, name in names.items() if peer in known), MAX_CLIENTS)),
         )
 
     def _last_model(self) -> Mapping[str, Any] | None:
@@ -177,6 +198,11 @@ class Below(Server):
 
     def _description(self, client: ClientInfo) -> Description:
         return replace(self._described, time=time.time())
+
+
+def tensors_of(model: Model) -> dict[str, tuple[tuple[int, ...], str, bool]]:
+    """Return the tensors as a Description has them."""
+    return {name: (spec.shape, spec.dtype, spec.device is not None) for name, spec in specs_of(model).items()}
 
 
 def loaded(model: Model) -> dict[str, Any]:
@@ -189,6 +215,8 @@ def _loaded(tensor: Any) -> Any:
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> Any:
+    if dtype not in DTYPES:
+        raise RelayError(f"the model has a tensor of {printable(dtype, 40)}; expected one of {', '.join(DTYPES)}")
     if dtype not in TORCH_ONLY:
         return np.zeros(shape, dtype)
     try:

@@ -52,6 +52,7 @@ class Answers:
         self.waiting = self.in_time = self.clients = self.updates = 0
         self._answers: dict[uuid.UUID, Answer] = {}
         self._elements = 0  # in the arrays of all metrics
+        self.disputed: set[uuid.UUID] = set()  # clients of several relays in this round
         self._through: dict[uuid.UUID, uuid.UUID] = {}  # of each client that counts: the relay by which, or itself
 
     def ask(self, peer: uuid.UUID, *, is_regular: bool) -> None:
@@ -189,7 +190,13 @@ class Answers:
         counted = self.counted
         lost = Counter(name for each in counted.values() for name in each.without_room)
         weights = {peer: each.num_examples for peer, each in counted.items()}
-        found = merged(self.metrics, weights, lost, len(counted))
+        of_metric = {
+            (peer, name): number
+            for peer, each in counted.items()
+            if each.relayed is not None
+            for name, number in each.relayed.weights.items()
+        }
+        found = merged(self.metrics, weights, lost, len(counted), of_metric)
         for each in self._relayed:
             for counts, more in ((found.not_finite, each.not_finite), (found.left_out, each.left_out)):
                 counts |= {name: counts.get(name, 0) + number for name, number in more.items()}

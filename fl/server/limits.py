@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import netq
 from fl.metrics import MAX_ARRAYS
 from fl.tensors.json_format import MAX_BUFFERS, MAX_TEXT, MAX_VALUES
-from fl.tensors.spec import nbytes
+from fl.tensors.spec import nbytes, specs_of
 from netq.protocol.flow_control import CREDIT
 from netq.validate import expect, is_whole
 
@@ -64,12 +64,21 @@ def limits(model: Mapping[str, Any], memory_limit: int | None, *, relays: bool =
     text = min(MAX_TEXT, _TEXT + _MODELS * of_model + (_OF_RELAY if relays else 0))
     buffers = min(MAX_BUFFERS, _BUFFERS + _MODELS * len(model))
     update, task = _MODELS * size + _EXTRA, size + text + _TEXT
+    a_sum = _sum(model) if relays else 0
+    update = max(update, 2 * a_sum + _EXTRA if relays else 0)
     if memory_limit is None:
         return Limits(size + _SPARE, update, task, text, buffers)
-    least = f"{3 * size} bytes, three models, at least"
-    expect(is_whole(memory_limit, 3 * size), "Server.memory_limit", memory_limit, least)
+    most = max(size, a_sum)
+    what = "three models" if most == size else "two models and a relay's sum"
+    least = f"{2 * size + most} bytes, {what}, at least"
+    expect(is_whole(memory_limit, 2 * size + most), "Server.memory_limit", memory_limit, least)
     room = memory_limit - 2 * size
     return Limits(room, min(update, room), task, text, buffers)
+
+
+def _sum(model: Mapping[str, Any]) -> int:
+    """Return the bytes of a relay's sum of one model: of SCAFFOLD it has two."""
+    return sum(spec.size * (spec.accumulator.itemsize + 8 * spec.is_long) for spec in specs_of(model).values())
 
 
 def _text(model: Mapping[str, Any]) -> int:

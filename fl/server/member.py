@@ -86,6 +86,7 @@ class MemberSession:
     ahead: float | None = None  # seconds by which its clock was ahead of the server's; None: it has not said
     check: float = 0.0  # seconds that the training of its check took, before it joined; 0: it has made none
     is_visitor: bool = False  # it only looks, and gets no task
+    waits_for_description: bool = False  # it is a relay, and has not been told what tasks are like
     wants_final: bool = False  # it wants the last model
     is_leaving: bool = False  # it has said that it leaves
     is_told: bool = False  # the server has told it that the federation is over

@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -81,6 +81,7 @@ class Members:
         self._callbacks = callbacks
         self._describe = describe
         self._relays = relays
+        self._is_rooted = True  # there is a way to the federation's server, for relays
         self._config_of = config_of
         self._members: dict[uuid.UUID, Member] = {}
         self._busy: dict[uuid.UUID, Member] = {}  # those that have a task
@@ -468,7 +469,29 @@ class Members:
         if session.ahead is not None and abs(session.ahead) > CLOCK:
             text = "%s: its clock is %.0f s %s this one's: certificates may seem to have expired; set it"
             log.warning(text, member, abs(session.ahead), "ahead of" if session.ahead > 0 else "behind")
+        if introduction.relay:
+            self._receive_relay(member)
         return True
+
+    def _receive_relay(self, member: Member) -> None:
+        """Tell a relay what tasks are like, or to look for another server."""
+        if not self._may_relay(member):
+            member.session.is_visitor = True
+            member.left, member.changed = "it is a relay, and not among the server's `relays`", time.time()
+            log.warning("%s: gets no task: %s", member, member.left)
+        member.session.waits_for_description = True
+        self._describe_to_relays((member,))
+
+    def root(self, *, is_rooted: bool) -> None:
+        """Note whether there is a way to the federation's server. Relays that connect wait until there is one."""
+        self._is_rooted = is_rooted
+        self._describe_to_relays(self)
+
+    def _describe_to_relays(self, members: Iterable[Member]) -> None:
+        for member in members if self._is_rooted else ():
+            if member.session.waits_for_description:
+                member.session.waits_for_description = False
+                self._describe_to(member)
 
     def _receive_question(self, member: Member, question: Describe) -> bool:
         if member.session.is_visitor:  # one answer a session: a client that reads none costs no memory
@@ -476,13 +499,16 @@ class Members:
         log.info("%s: wants no task: %s", member, question.reason)
         member.session.is_visitor = True
         member.left, member.changed = question.reason, time.time()
+        self._describe_to(member)
+        return True
+
+    def _describe_to(self, member: Member) -> None:
         try:
-            description = replace(self._describe(_info(member)), relays=self._may_relay(member))
+            description = self._describe(_info(member))
         except Exception:  # of the user's strategy, as it would in the next round
             log.exception("the next task cannot be described")
         else:
-            self.queue.put(description, member.id)
-        return True
+            self.queue.put(replace(description, relays=self._may_relay(member), name=member.name), member.id)
 
     def _may_relay(self, member: Member) -> bool:
         if isinstance(self._relays, bool):
@@ -560,7 +586,7 @@ class Members:
             member.on(MemberEvent.REPLY)
             if member.place is not None or member.slow:
                 self._admission.arrive(member, size, now)
-        return True
+        return not isinstance(content, Subtotal) or self._may_relay(member)
 
     def _receive_stale(self, member: Member, job: Job, content: Content | Subtotal | str, *, is_owed: bool) -> None:
         """Handle a reply to a task that is not open. The client is too late, or wrong.

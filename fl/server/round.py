@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Generic, cast
+from typing import Generic, TypeGuard, cast
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.envelope import Job
@@ -147,10 +147,13 @@ class Round(Generic[Measured]):
         staleness = self._task.job.round - job.round
         if isinstance(content, ClientFailure):
             self._fail(member, content)
-        elif isinstance(content, Skip):  # neither a good answer nor a missed task
-            log.info("%s: skips round %d (%s): %s", member, job.round, job.purpose, content)
-            self.answers.skip(member.id, content.reason)
-            member.reason = content.reason
+        elif isinstance(content, Skip) or _is_skip(content):  # neither a good answer nor a missed task
+            reason = "its clients have nothing for it" if isinstance(content, Subtotal) else content.reason
+            if isinstance(content, Subtotal):
+                self.answers.relay(member.id, content)
+            log.info("%s: skips round %d (%s): %s", member, job.round, job.purpose, reason)
+            self.answers.skip(member.id, reason)
+            member.reason = reason
             self._callbacks.client_is(member.id, ClientState.DONE)
             self._members.settle(member, MemberEvent.SKIP)
         elif staleness and (not self._keep_late or isinstance(content, Subtotal)):
@@ -161,7 +164,7 @@ class Round(Generic[Measured]):
         elif (why := self._refusal(member, content)) is not None:
             if isinstance(content, Subtotal):
                 self.answers.relay(member.id, content)
-            self._fail(member, why)
+            self._fail(member, why, is_spared=why.why is FailureKind.INVALID)  # another's client may be at fault
             self._members.settle(member, MemberEvent.FAIL)
         else:
             answer = cast(Measured, content)
@@ -176,7 +179,9 @@ class Round(Generic[Measured]):
             return ClientFailure(FailureKind.FAILED, content.failure)
         if (client := self.answers.twice(member.id, content)) is not None:
             of = "it counts" if client == member.id else f"{title(client)}, one of its clients, counts"
-            return ClientFailure(FailureKind.INVALID, f"{of} in this round already, through another relay")
+            why = f"{of} in this round already, through another relay"
+            self.answers.disputed.add(client)
+            return ClientFailure(FailureKind.INVALID, why)
         return None
 
     def _fail(self, member: Member, failure: ClientFailure, *, is_spared: bool = False) -> None:
@@ -248,3 +253,8 @@ class Round(Generic[Measured]):
             self._fail(member, late, is_spared=has_enough and member in self._regular)
             if not self._keep_late:
                 self._members.forget(member)
+
+
+def _is_skip(content: Content | Subtotal) -> TypeGuard[Subtotal]:
+    """Return whether this is of a relay whose clients have nothing for the task."""
+    return isinstance(content, Subtotal) and not (content.clients or content.failures) and len(content.skipped) > 0

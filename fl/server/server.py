@@ -26,7 +26,7 @@ from fl.callbacks.base import Callback
 from fl.envelope import PURPOSES
 from fl.errors import CheckpointError, InvalidUpdate
 from fl.messages import Description, Task, Update
-from fl.properties import ClientInfo
+from fl.properties import ClientInfo, title
 from fl.report import RoundReport
 from fl.server.answers import Answers
 from fl.server.checkpoint import restored
@@ -38,7 +38,7 @@ from fl.server.patience import Patience
 from fl.server.round import Round
 from fl.server.rule import RoundRule
 from fl.server.standing import Standing
-from fl.server.validation import check_relays
+from fl.server.validation import check_relays, not_through_relays
 from fl.server.waiting import SETTLE, until_connected
 from fl.status import ClientStatus, Refusal
 from fl.strategies.base import Strategy
@@ -53,6 +53,7 @@ log = logging.getLogger("netq.fl")
 _Figures: TypeAlias = Mapping[uuid.UUID, netq.Statistics]
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
 _NAMED = 3  # clients that a line of the log names
+_DISPUTED = 16  # rounds in which a client takes no part that was in the sums of two relays
 
 
 class Server:
@@ -122,7 +123,10 @@ class Server:
         first = federation.patience.deadline_of(1)
         self._standings = {each: Standing(federation.patience.suspend_after, first, each) for each in PURPOSES}
         self._closed = threading.Event()
+        self._disputed: dict[uuid.UUID, int] = {}  # clients that relays leave out, and until which round
         try:
+            if relays and not federation.strategy.merges:
+                raise netq.InvalidOption(f"Server.relays: {not_through_relays(federation.strategy)}")
             bounds = limits(federation.model, memory_limit, relays=bool(relays))
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
@@ -138,6 +142,8 @@ class Server:
         except BaseException:
             federation.close()
             raise
+        if relays and relays is not True and not _knows_names(options or netq.CommunicatorOptions()):
+            log.warning("relays are known by names that no certificate proves: any client may give itself one of them")
         federation.callbacks.listens(self)
 
     @classmethod
@@ -223,7 +229,7 @@ class Server:
         federation, (number, attempt, clients) = self._federation, self._begin()
         begin, before = time.monotonic(), self.statistics()
         try:
-            training = self._select(federation.task(self._members.run, number, "train"), clients)
+            training = self._select(self._task(number), clients)
             self._take(training)
             self._finish(number, training)
             evaluation = Answers()
@@ -238,6 +244,11 @@ class Server:
         report = self._report(number, attempt, training.answers, evaluation, begin, before)
         self._end(report, training.answers, clients)
         return report
+
+    def _task(self, number: int) -> Task:
+        task = self._federation.task(self._members.run, number, "train")
+        self._disputed = {client: until for client, until in self._disputed.items() if until >= number}
+        return replace(task, excluded=[str(client) for client in self._disputed])
 
     def _take(self, training: Round[Update | Subtotal]) -> None:
         """Ask the clients of a round, and fold each update as it arrives."""
@@ -346,7 +357,8 @@ class Server:
         updates of earlier rounds count towards those needed, but not towards enough. With an asynchronous strategy
         clients stay at work from one round to the next.
         """
-        federation, number, members = self._federation, task.job.round, [self._members.of(peer) for peer in clients]
+        federation, number = self._federation, task.job.round
+        members = [self._members.of(peer) for peer in clients if str(peer) not in task.excluded]
         strategy = federation.strategy
         buffer = strategy.buffer
         idle = members if buffer is not None else [each for each in members if each.task is None]
@@ -436,6 +448,10 @@ class Server:
         had_visitor = any(self._members.of(peer).session.is_visitor for peer in clients)  # which began it, and left it
         if not report.clients and not had_visitor:
             self._federation.attempts.void += 1
+        for client in training.disputed:
+            text = "%s: has answered through two relays, and takes no part in %d rounds: give each device its own id"
+            log.warning(text, title(client, report.names.get(client, "")), _DISPUTED)
+            self._disputed[client] = report.number + _DISPUTED
         for member in self._members:
             if report.clients:
                 member.is_counted = training.of(member.id).updates > 0
@@ -498,3 +514,9 @@ class Server:
             received += now.bytes_in - (before[peer].bytes_in if same else 0)
             sent += now.bytes_out - (before[peer].bytes_out if same else 0)
         return received, sent
+
+
+def _knows_names(options: netq.CommunicatorOptions) -> bool:
+    """Return whether clients prove who they are."""
+    security = options.security
+    return options.seal is not None or (security is not None and security.authority is not None)

@@ -51,6 +51,12 @@ def check_relays(relays: object, whose: str = "Server.relays") -> None:
     expect(isinstance(relays, bool) or named, whose, relays, form)
 
 
+def not_through_relays(strategy: Strategy) -> str:
+    """Return why updates for this strategy cannot pass a relay, and what to do."""
+    name = type(strategy).__name__
+    return f"{name} needs each update, and a relay sends one sum: connect the clients to the server itself"
+
+
 class Evaluation(NamedTuple):
     """Which rounds are evaluated, and by how many of their clients."""
 

@@ -35,8 +35,8 @@ def test_the_services_learn_together(tmp_path: Path) -> None:
     prepare("containers", folder)
     for path in folder.glob("*.toml"):
         path.write_text(re.sub(rf'"({"|".join(SERVICES)}|0\.0\.0\.0)"(?=.*$)', _here, path.read_text(), flags=re.M))
-    path = f"{Path(sys.executable).parent}:/usr/sbin:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": f"{folder}:{ROOT}"}
+    programs = f"{Path(sys.executable).parent}:/usr/sbin:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": programs, "PYTHONPATH": f"{folder}:{ROOT}"}
     with ExitStack() as stack:
         started: dict[str, subprocess.Popen[str]] = {}
         for name, service in SERVICES.items():

@@ -110,7 +110,7 @@ def test_a_sum_is_added_whatever_the_examples() -> None:
 
 
 def test_an_array_with_nan_is_left_out_as_a_whole() -> None:
-    values, not_finite, left_out, _ = of_clients({"x": [0.5, NAN]}, {"x": [0.5, 0.25]}, {"x": [math.inf, 0.0]})
+    values, not_finite, left_out, *_ = of_clients({"x": [0.5, NAN]}, {"x": [0.5, 0.25]}, {"x": [math.inf, 0.0]})
     assert (plain(values), not_finite, left_out) == ({"x": [0.5, 0.25]}, {"x": 2}, {})
     everywhere = of_clients({"x": [0.5, NAN], "n": fl.Sum(NAN)})
     assert np.isnan(everywhere.values["x"]).tolist() == [True, True]
@@ -120,7 +120,7 @@ def test_an_array_with_nan_is_left_out_as_a_whole() -> None:
 
 @pytest.mark.parametrize("other", [0.5, fl.Sum([0.5, 0.5]), [0.5], [[0.5, 0.5]], [NAN]])
 def test_a_value_of_another_form_is_left_out_and_counted(other: Any) -> None:
-    values, not_finite, left_out, _ = of_clients({"x": other}, {"x": [0.25, 1]}, {"x": [0.75, 0]}, {"y": 1})
+    values, not_finite, left_out, *_ = of_clients({"x": other}, {"x": [0.25, 1]}, {"x": [0.75, 0]}, {"y": 1})
     assert plain({"x": values["x"]}) == {"x": [0.5, 0.5]}
     assert (not_finite, left_out) == ({}, {"x": 1})
 

@@ -218,7 +218,7 @@ def test_names_of_certificates_pass_a_relay(tmp_path: Path) -> None:
     ("of_server", "text", "status", "said"),
     [
         ({}, 'min_clients = 2\n[strategy]\nname = "FedNova"', 1, "this relay folds by FedNova(max_examples=None"),
-        ({"relays": False}, "min_clients = 2", 1, "the server takes no relay that is named 'relay'"),
+        ({"relays": False}, "min_clients = 2", 1, "the server calls this relay 'relay', and has it not among"),
         ({}, "min_clients = 0", 2, "server.min_clients: 0; expected 1 or more"),
         ({}, "min_clients = 2\n[security]", 2, "relay.toml: security.key: None; a server needs its private key"),
         (

@@ -21,7 +21,7 @@ GOOD = {"values": filled(2.0), "bases": {}, "weight": 4.0, "count": 2}
 
 def subtotal(folded: Any = GOOD, clients: Any = None, **fields: Any) -> Subtotal:
     found = {C: 3, D: 1} if clients is None else clients
-    return Subtotal({"strategy": folded, "statistics": {}} if folded else {}, found, **fields)
+    return Subtotal({} if folded == {} else {"strategy": folded, "statistics": {}}, found, **fields)
 
 
 def sends(content: Subtotal) -> Callable[[Task], Any]:
@@ -89,6 +89,7 @@ def test_a_client_is_a_relay_only_if_the_server_says_so() -> None:
         {**GOOD, "bases": None},
         {"values": filled(1.0)},
         {"x": 1},
+        None,
     ],
 )
 def test_a_sum_that_is_none_is_refused_and_changes_nothing(folded: Any) -> None:
@@ -98,6 +99,18 @@ def test_a_sum_that_is_none_is_refused_and_changes_nothing(folded: Any) -> None:
         report = federation.round(2)
         assert federation.w == [5.0] * 3
     assert report.failures[A].why is fl.FailureKind.INVALID
+
+
+def test_no_relay_makes_the_model_infinite() -> None:
+    model = {"w": np.zeros(3, np.float32), "bn.running_mean": np.ones(2, np.float16)}
+    statistics = {"values": {"bn.running_mean": np.full(2, 1e30, np.float32)}, "bases": {}, "weight": 1.0, "count": 1}
+    sent = Subtotal({"strategy": {**GOOD}, "statistics": statistics}, {C: 1})
+    with Federation(model, relays=True, min_clients=1) as federation:
+        federation.join_raw(A, sends(sent))
+        federation.join(B, lambda model, config: fl.Update(model, 1))
+        report = federation.round(2)
+        assert federation.w == [0.0] * 3
+    assert "has a mean beyond 65504, the largest float16" in str(report.failures[A])
 
 
 def test_a_relay_without_an_update_has_failed_and_its_clients_are_in_the_report() -> None:
