@@ -74,7 +74,7 @@ class Subtotal:
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays."""
-        return _nbytes(self.folded) + 8 * metrics.elements(self.metrics)
+        return sum(int(each.nbytes) for each in arrays(self.folded)) + 8 * metrics.elements(self.metrics)
 
     @property
     def failure(self) -> str:
@@ -125,7 +125,8 @@ def _name(name: Any) -> str:
         raise
 
 
-def _nbytes(value: Any) -> int:
+def arrays(value: Any) -> list[Any]:
+    """Return the arrays and tensors in dicts of one another."""
     if isinstance(value, Mapping):
-        return sum(map(_nbytes, value.values()))
-    return int(getattr(value, "nbytes", 0))
+        return [array for each in value.values() for array in arrays(each)]
+    return [value] if hasattr(value, "nbytes") else []

@@ -183,6 +183,8 @@ class WeightedMean:
 
         Raises InvalidUpdate, with the mean unchanged, for one of another model.
         """
+        if not partial:
+            return
         self.check_partial(partial)
         weight, values, bases = partial["weight"], partial["values"], partial["bases"]
         total = self.weight + weight
@@ -198,7 +200,7 @@ class WeightedMean:
     def check_partial(self, partial: Mapping[str, Any]) -> None:
         """Raise InvalidUpdate for a partial that `merge` would refuse."""
         if not partial:
-            raise InvalidUpdate("it has no sum; expected one of an update at least")
+            return
         specs, scratch = self._accumulator.specs, self._accumulator.scratch
         values, bases = partial["values"], partial["bases"]
         checked_weight(partial["weight"])

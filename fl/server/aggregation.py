@@ -20,7 +20,7 @@ from fl.errors import InvalidUpdate
 from fl.messages import Update, with_fields
 from fl.report import ClientFailure, FailureKind
 from fl.strategies.base import Strategy
-from fl.subtotal import Subtotal
+from fl.subtotal import Subtotal, arrays
 from fl.tensors.blocks import Scratch, check_names, flat, is_finite, restore, source_of
 from fl.tensors.model import check
 from fl.tensors.roles import Roles, equal
@@ -65,6 +65,8 @@ class Aggregation:
     def take(self, model: Model, content: Update | Subtotal, client: uuid.UUID, staleness: int) -> None:
         """Fold an update, or the sum of a relay. Raises what `fold` and `merge` do."""
         if isinstance(content, Subtotal):
+            if not arrays(content.folded.get("strategy")):
+                raise InvalidUpdate(f"it has no sum of its {len(content.clients)} clients")
             self.merge(model, content.folded)
         else:
             self.fold(model, content, client, staleness)
