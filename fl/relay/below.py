@@ -179,8 +179,8 @@ class Below(Server):
         }
         names = {**answers.names, **{each.id: each.name for each in self._members if each.name}}
         known = {*clients, *failures, *answers.skipped}
-        longest = max(_REASON, _REASONS // max(1, len(failures)))
-        reasons = {peer: ClientFailure(each.why, each.reason[:longest]) for peer, each in failures.items()}
+        longest = max(_REASON, _REASONS // max(1, len(failures) + len(answers.skipped)))
+        reasons = {peer: ClientFailure(each.why, _cut(each.reason, longest)) for peer, each in failures.items()}
         return Subtotal(
             folded=folded,
             clients=clients,
@@ -189,7 +189,7 @@ class Below(Server):
             not_finite=merged.not_finite,
             left_out=merged.left_out,
             failures=dict(islice(reasons.items(), MAX_CLIENTS)),
-            skipped={peer: why[:_REASON] for peer, why in islice(answers.skipped.items(), MAX_CLIENTS)},
+            skipped={peer: _cut(why, longest) for peer, why in islice(answers.skipped.items(), MAX_CLIENTS)},
             names=dict(islice(((peer, name) for peer, name in names.items() if peer in known), MAX_CLIENTS)),
         )
 
@@ -198,6 +198,10 @@ class Below(Server):
 
     def _description(self, client: ClientInfo) -> Description:
         return replace(self._described, time=time.time())
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def tensors_of(model: Model) -> dict[str, tuple[tuple[int, ...], str, bool]]:

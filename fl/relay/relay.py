@@ -125,7 +125,7 @@ class Relay:
         expect(is_number(linger, 0), "Relay.linger", linger, "seconds, 0 or more")
         self._linger = linger
         self._has_begun = self._has_worked = False  # it runs; it has had a task
-        self._refusals = 0  # of parents in a row
+        self._refused: set[netq.NetworkLocation] = set()  # parents that are none for this relay
         self._link = KnownServer()
         self._stack = ExitStack()
         self._below: Below | None = None
@@ -202,12 +202,12 @@ class Relay:
             description = _read(described)
             self._check_parent(queue.id, description)
         except RelayError as error:
-            self._refusals += 1
-            if self._refusals >= len(membership.addresses):
+            self._refused.add(membership.addresses[0])
+            if len(self._refused) == len(set(membership.addresses)):
                 raise
             membership.move(str(error))
             return
-        self._refusals = 0
+        self._refused.clear()
         path = [str(queue.id), *description.path]
         below = self._below
         if below is None:
