@@ -88,7 +88,7 @@ class Answers:
 
     def relay(self, peer: uuid.UUID, content: Subtotal) -> None:
         """Note what has come of the clients of a relay, whether or not some of them count."""
-        self._answers[peer].relayed = with_fields(content, folded={})
+        self._answers.setdefault(peer, Answer()).relayed = with_fields(content, folded={})
 
     def skip(self, peer: uuid.UUID, reason: str) -> None:
         """Record that a client had nothing for a task. An asynchronous strategy may have had an update of it before."""
