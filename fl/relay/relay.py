@@ -31,6 +31,7 @@ from fl.properties import Properties, checked, checked_name
 from fl.relay.below import Below
 from fl.server.federation import Void
 from fl.server.patience import Patience
+from fl.server.server import Server
 from fl.server.validation import check_relays, not_through_relays
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
@@ -131,7 +132,7 @@ class Relay:
         self._below: Below | None = None
 
     @property
-    def server(self) -> Below | None:
+    def server(self) -> Server | None:
         """The server of its clients; None until the parent has said what its tasks are like."""
         return self._below
 
