@@ -2103,11 +2103,11 @@ static void reply_update(struct trainer *t, const struct network *network, uint6
 
 static bool do_task(struct trainer *t, struct document *d, const struct value *message)
 {
-    static const char *const keys[] = {"type",   "job",         "model",   "config", "unasked",
-                                       "deltas", "compression", "counted", "roles",  "answered", "deadline"};
+    static const char *const keys[] = {"type",        "job",     "model", "config",   "unasked",  "deltas",
+                                       "compression", "counted", "roles", "answered", "deadline", "folding", "excluded"};
     struct network network;
     uint64_t unasked, seed = 0, round;
-    if (!check_keys(d, message, 5, 11, keys) || !read_job(d, member(d, message, "job"), &t->job))
+    if (!check_keys(d, message, 5, 13, keys) || !read_job(d, member(d, message, "job"), &t->job))
         return false;
     if (!as_whole(member(d, message, "unasked"), &unasked))
         return mistake(d, "a Task: expected a number of bytes as unasked");

@@ -65,7 +65,7 @@ class Aggregation:
     def take(self, model: Model, content: Update | Subtotal, client: uuid.UUID, staleness: int) -> None:
         """Fold an update, or the sum of a relay. Raises what `fold` and `merge` do."""
         if isinstance(content, Subtotal):
-            if not arrays(content.folded.get("strategy")):
+            if not arrays(content.folded):
                 raise InvalidUpdate(f"it has no sum of its {len(content.clients)} clients")
             self.merge(model, content.folded)
         else:
