@@ -30,6 +30,7 @@ from fl.server.checkpoint import Checkpoint
 from netq.security import certificates
 from tests.fl.federation import SOON, A, B, C, D, adds, at, gives, zeros
 from tests.programs.in_process import own_process
+from tests.programs.reading import Reading
 
 pytest.importorskip("typer")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -83,28 +84,13 @@ def write(
     return path
 
 
-class Serving:
-    """`fl serve`, as a process; its log is read as it comes."""
+class Serving(Reading):
+    """`fl serve`, as a process."""
 
     def __init__(self, config: Path) -> None:
-        self.process = subprocess.Popen([*COMMAND, "serve", str(config)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        self.said = ""
+        command = [*COMMAND, "serve", str(config)]
+        super().__init__(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
         self.netloc = netq.NetworkLocation("127.0.0.1", int(self.wait("listening at 127.0.0.1:").split(";")[0]))
-
-    def wait(self, text: str) -> str:
-        """Read until a line has this text; return what stands after it."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said += line
-            if text in line:
-                return line.partition(text)[2]
-        raise AssertionError(f"it ended without {text!r}:\n{self.said}")
-
-    def end(self) -> int:
-        """Read the rest; return the status."""
-        assert self.process.stderr is not None
-        self.said += self.process.stderr.read()
-        return self.process.wait()
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from netq.security import certificates
 from netq.testing.fixtures import LIMIT
 from tests.fl.federation import QUICK, adds, at, zeros
 from tests.fl.relay.tree import HERE
+from tests.programs.reading import Reading
 
 pytest.importorskip("typer")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
@@ -31,31 +32,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 ROOT = Path(__file__).parents[3]
 
 
-class Relaying:
-    """`fl relay`, whose log is read as it comes."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.said = ""
+class Relaying(Reading):
+    """`fl relay`, as a process."""
 
     def netloc(self) -> netq.NetworkLocation:
         """Wait until it listens. Return where."""
         return netq.NetworkLocation("127.0.0.1", int(self.wait("listening at 127.0.0.1:")))
-
-    def wait(self, text: str) -> str:
-        """Read until a line has this text; return what stands after it."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said += line
-            if text in line:
-                return line.partition(text)[2]
-        raise AssertionError(f"it ended without {text!r}:\n{self.said}")
-
-    def end(self) -> int:
-        """Read the rest; return the status."""
-        assert self.process.stderr is not None
-        self.said += self.process.stderr.read()
-        return self.process.wait()
 
 
 def settle(run: Future[Any], function: Callable[[], Any]) -> None:

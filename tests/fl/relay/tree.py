@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,16 @@ from tests.fl.federation import Train, at, zeros
 
 HERE = netq.NetworkLocation("127.0.0.1", 0)
 Shape = Sequence[Any]  # a number is a client, a list a relay with what is below it
+
+
+class _Listens(fl.Callback):
+    """Says where a relay listens."""
+
+    def __init__(self, place: Future[netq.NetworkLocation]) -> None:
+        self._place = place
+
+    def listens(self, server: Any) -> None:
+        self._place.set_result(server.netloc)
 
 
 class Tree:
@@ -39,6 +48,7 @@ class Tree:
         settings = {"min_clients": len(shape), "relays": True, "evaluate": evaluate is not None, **settings}
         self.server = fl.Server(model or zeros(), at(HERE), strategy=strategy(), **settings)
         self.relays: list[fl.Relay] = []
+        self._places: list[Future[netq.NetworkLocation]] = []  # of the relays
         self._pool = ThreadPoolExecutor(32)
         self.runs: list[Future[Any]] = []
         self._grow(shape, lambda: self.server.netloc)
@@ -51,22 +61,20 @@ class Tree:
             else:
                 number = len(self.relays)
                 self.relays.append(None)  # type: ignore[arg-type]  # until the parent has an address
+                self._places.append(Future())
                 self.start(self._relay, number, len(each), parent)
                 self._grow(each, lambda number=number: self.netloc_of(number))  # type: ignore[misc]
 
     def netloc_of(self, number: int) -> netq.NetworkLocation:
         """Wait until a relay listens. Return where."""
-        until = time.monotonic() + LIMIT
-        while (relay := self.relays[number]) is None or relay.server is None:
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        return relay.server.netloc
+        return self._places[number].result(LIMIT)
 
     def _client(self, client: fl.Client, number: int, parent: Callable[[], netq.NetworkLocation]) -> Any:
         return client.run(at(parent(), uuid.UUID(int=number)))
 
     def _relay(self, number: int, children: int, parent: Callable[[], netq.NetworkLocation]) -> None:
         options = {"relays": True, "min_clients": children, "strategy": self._strategy(), **self._of_relay}
+        options["callbacks"] = [_Listens(self._places[number])]
         self.relays[number] = relay = fl.Relay(at(parent()), at(HERE), name=f"r{number}", **options)
         relay.run()
 
