@@ -16,8 +16,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import netq
 from edge import hook
@@ -26,6 +28,7 @@ from edge.config import Config
 from edge.fitness import Fitness, Gate
 from edge.group import Group
 from edge.machine import Machine
+from edge.masks import Masks
 from edge.patience import Patience, Watched
 from edge.record import Damaged, Record
 from edge.spool import Spool
@@ -38,6 +41,9 @@ from fl.envelope import Described, Final, Finished, Task
 from fl.membership import Membership, take_part
 from netq.cli.terminal import told_if_slow
 from netq.utils.stream import Stream
+
+if TYPE_CHECKING:
+    from fl.secure.participant import Masking
 
 log = logging.getLogger("edge")
 
@@ -96,6 +102,7 @@ class Agent:
         self._checks = config.check  # before it takes part
         self._has_failed = False  # a trial; the log has the traceback
         self._traffic = Traffic()
+        self._masks = Masks(config.secure, config.options())
         self.final = final
 
     def run(self) -> None:
@@ -140,7 +147,7 @@ class Agent:
 
         try:
             while (task := conversation.next_task(idle)) is not None:
-                self._answer(conversation, task)
+                self._answer(conversation, task, queue.id)
             self.final = conversation.final if membership.over else None
         except _Unfit as unfit:
             log.info("leaving until the device is fit again: %s", unfit)
@@ -179,11 +186,15 @@ class Agent:
                 log.warning("the server does not say what its tasks are like; taking part unchecked (client.check)")
             self._checks = False
 
-    def _answer(self, conversation: Conversation, task: Task) -> None:
+    def _answer(self, conversation: Conversation, task: Task, client: uuid.UUID) -> None:
         self._traffic.received(task.stream.nbytes)
+        masking = self._masks.begin(task, client)
+        if isinstance(masking, Finished | str):
+            conversation.reply(task, masking)
+            return
         if self._spool.last is not None and self._spool.last.key == task.key and task.job != conversation.delivered:
             log.info("%s: sending the reply that was computed before", task.title)
-            self._send(conversation, task, self._spool.last)
+            self._send(conversation, task, self._spool.last, masking)
             return
         try:
             self._check_fit(self._traffic.after_task())
@@ -191,7 +202,7 @@ class Agent:
             conversation.reply(task, f"it is not fit: {unfit}")
             raise
         self._supervisor.status(task.title)
-        self._do(conversation, task)
+        self._do(conversation, task, masking)
 
     def _try_out(self, described: Described) -> ChildFailed | None:
         """Train once with a model like the server's. The next session gets tasks. Return why it fails."""
@@ -257,7 +268,7 @@ class Agent:
         due = self._supervisor.alive()
         return _LOOK if due is None else min(_LOOK, due)
 
-    def _do(self, conversation: Conversation, task: Task) -> None:
+    def _do(self, conversation: Conversation, task: Task, masking: Masking | None) -> None:
         with self._spool.fresh() as file:
             try:
                 answer = self._child.do(Order(task.key, self._link.rate), task.stream, file, self._spool.state)
@@ -265,10 +276,10 @@ class Agent:
                 log.error("%s: no update: %s; the server is told, and gives the next task", task.title, error)
                 conversation.reply(task, str(error))
             else:
-                self._reply(conversation, task, answer)
+                self._reply(conversation, task, answer, masking)
         self._child.rest()
 
-    def _reply(self, conversation: Conversation, task: Task, answer: Answer) -> None:
+    def _reply(self, conversation: Conversation, task: Task, answer: Answer, masking: Masking | None) -> None:
         with open(answer.fd, "rb"):  # which closes it
             try:
                 record = Record.read(answer.fd, check=False)
@@ -282,12 +293,16 @@ class Agent:
             if answer.is_kept:  # before it is sent: the server must not have an update that this device may forget
                 self._spool.keep(answer.fd, record)
                 log.debug("%s: the reply is stored", task.title)
-            self._send(conversation, task, record)
+            self._send(conversation, task, record, masking)
 
-    def _send(self, conversation: Conversation, task: Task, record: Record) -> None:
+    def _send(self, conversation: Conversation, task: Task, record: Record, masking: Masking | None) -> None:
         message = Stream.of(record.reply)
-        self._traffic.sent(message.nbytes)
-        conversation.reply(task, Finished(task.job, message, record.size))
+        reply: Finished | str = Finished(task.job, message, record.size)
+        if masking is not None:
+            reply = self._masks.masked(masking, task, message)
+        if isinstance(reply, Finished):
+            self._traffic.sent(reply.message.nbytes)
+        conversation.reply(task, reply)
 
 
 def child_of(config: Config, work: Work, supervisor: Supervisor, group: Group) -> Child:

@@ -28,6 +28,7 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 [security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
                                  relative to this file. The table turns TLS on, even if it is empty
 [seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
+[secure]      any field of fl.SecurePolicy: required, min_clients
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
 [connection]  any field of netq.ConnectionOptions; default of message_size and memory: what fits this machine
 [settings]    any keys; added to the config of train and evaluate. They override keys of the same name that the server
@@ -52,6 +53,7 @@ from edge.limits import Limits
 from edge.machine import Machine
 from fl.envelope import RESERVED
 from fl.properties import checked, checked_name
+from fl.secure.options import SecurePolicy
 from netq.errors import InvalidOption, NotNow, SecurityError
 from netq.options import (
     CommunicatorOptions,
@@ -77,6 +79,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "fit": fitness.KEYS,
     "security": ("key", "certificate", "authority", "post_quantum"),
     "seal": ("key", "certificate", "authority"),
+    "secure": tuple(option.name for option in fields(SecurePolicy)),
     "mqtt": CONNECTION["mqtt"],
     "connection": CONNECTION["connection"],
     "settings": None,  # any
@@ -116,6 +119,7 @@ class Config:
     state: Path | None = None
     security: SecurityOptions | None = None
     seal: SealOptions | None = None
+    secure: SecurePolicy = field(default_factory=SecurePolicy)
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     proxy: str = ENVIRONMENT
@@ -209,6 +213,7 @@ def from_file(file: File, **fields: Any) -> Config:
         fallback=tuple(file.addresses("server", "fallback")),
         training=file.options("training", Limits, file.table("training")),
         fit=fitness.fitness(file),
+        secure=file.options("secure", SecurePolicy, file.table("secure")),
         state=_state(file),
         name=_name(file),
         **fields,

@@ -51,7 +51,10 @@ if TYPE_CHECKING:
     from fl.relay.relay import Relay as Relay
     from fl.report import ClientFailure as ClientFailure
     from fl.report import FailureKind as FailureKind
+    from fl.report import MaskedSum as MaskedSum
     from fl.report import RoundReport as RoundReport
+    from fl.secure.options import SecureAggregation as SecureAggregation
+    from fl.secure.options import SecurePolicy as SecurePolicy
     from fl.server.patience import Patience as Patience
     from fl.server.server import Server as Server
     from fl.simulation.devices import Devices as Devices
@@ -112,7 +115,8 @@ MODULES = {
     "fl.page.callback": ("Page",),
     "fl.properties": ("ClientInfo",),
     "fl.relay.relay": ("Relay",),
-    "fl.report": ("ClientFailure", "FailureKind", "RoundReport"),
+    "fl.report": ("ClientFailure", "FailureKind", "MaskedSum", "RoundReport"),
+    "fl.secure.options": ("SecureAggregation", "SecurePolicy"),
     "fl.server.patience": ("Patience",),
     "fl.server.server": ("Server",),
     "fl.simulation.devices": ("Devices",),

@@ -17,6 +17,8 @@ from fl.envelope import Final, Introduction
 from fl.membership import Membership, checked_addresses, take_part
 from fl.messages import MESSAGES, WITH_VALUES
 from fl.properties import Properties, checked, checked_name
+from fl.secure.masker import Masker
+from fl.secure.options import SecurePolicy
 from fl.trainer import Evaluate, Train, Trainer
 from netq.validate import expect, flag
 
@@ -37,6 +39,7 @@ class Client:
     properties: what the server and its strategy may choose by: numbers, texts, True or False by name, 64 at most.
     final_model: whether `run` returns the federation's last model, which the server sends at the end.
     name: what logs and reports call this client besides its id. The common name of its certificate is stronger.
+    secure: what this client wants of secure aggregation (fl.SecurePolicy). None: what the server says.
     """
 
     def __init__(
@@ -48,11 +51,15 @@ class Client:
         properties: Properties | None = None,
         final_model: bool = True,
         name: str = "",
+        secure: SecurePolicy | None = None,
     ) -> None:
         flag("Client.final_model", final_model)
         self.final_model = final_model
         self._name = checked_name(name, "Client.name")
         self.properties = checked({} if properties is None else properties, "Client.properties")
+        form = "an object, as in fl.SecurePolicy(required=True)"
+        expect(isinstance(secure, SecurePolicy | None), "Client.secure", secure, form)
+        self._policy = secure or SecurePolicy()
         self.trainer = Trainer(train, evaluate, compression, seed)
         self._link = KnownServer()
 
@@ -76,6 +83,7 @@ class Client:
         expect(known, "Client.run: options", options, "a netq.CommunicatorOptions")
         options = replace(options or netq.CommunicatorOptions(), serialization=WITH_VALUES)
         self._final: Final | None = None
+        self._masker = Masker(self._policy, options)
         take_part(options, protocol, "federation", self._serve, fallback=checked_addresses(fallback, "Client.run"))
         if self._final is None:
             return None
@@ -85,8 +93,9 @@ class Client:
         """Do the tasks of a session."""
         introduction = Introduction(self.properties, self.final_model, self._name)
         conversation = Conversation(queue, membership, self._link, introduction)
+        self._masker.is_client(queue.id)
         while (task := conversation.next_task()) is not None:
-            answer = self.trainer.answer(task, self._link.rate)
+            answer = self.trainer.answer(task, self._link.rate, self._masker)
             if isinstance(answer, str):
                 log.warning("%s: the server is told, and gives this client its next task", task.title)
             conversation.reply(task, answer)

@@ -20,8 +20,8 @@ from netq.text import printable
 from netq.utils.stream import Stream
 from netq.validate import is_number, is_whole
 
-Purpose = Literal["train", "evaluate"]
-PURPOSES = get_args(Purpose)
+Purpose = Literal["train", "evaluate", "secure"]  # the last: a step of secure aggregation
+PURPOSES: tuple[Purpose, ...] = ("train", "evaluate")  # of tasks that a round has
 
 RESERVED = {  # names in the config of a client's functions that no server and no device may use for a value
     "round": "the number of the round",
@@ -42,8 +42,8 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("run", "round"):
             check_number(name, getattr(self, name))
-        known = isinstance(self.purpose, str) and self.purpose in PURPOSES
-        expect(known, "purpose", self.purpose, " or ".join(PURPOSES))
+        known = isinstance(self.purpose, str) and self.purpose in get_args(Purpose)
+        expect(known, "purpose", self.purpose, " or ".join(get_args(Purpose)))
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ class Task(NamedTuple):
     deadline: float  # seconds for which the server waits
     stream: Stream
     values: Any = None
+    is_secure: bool = False  # it is a step of secure aggregation, or asks for a vector under masks
 
     @property
     def key(self) -> str:
@@ -208,7 +209,8 @@ def read(found: Any, stream: Stream) -> Task | Permit | End | Final | Described:
             deadline = found["deadline"]
             expect(is_number(deadline, 0), "deadline", deadline, "seconds")
             job, unasked = Job(*found["job"]), found["unasked"]
-            return Task(job, unasked, found["counted"], found["answered"], float(deadline), stream)
+            numbers = unasked, found["counted"], found["answered"], float(deadline)
+            return Task(job, *numbers, stream, is_secure=bool(found.get("secure")))
         if kind == "Permit":
             return Permit(Job(*found["job"]))
         if kind == "End":

@@ -4,7 +4,7 @@
     server ◄─Offer── client        the reply is ready, and too large to send without a permit
     server ─Permit─► client        there is room for the reply
     server ◄─Reply── client        an Update (train), a Report (evaluate), a Skip, or the reason of a failure;
-                                   of a relay a Subtotal
+                                   of a relay a Subtotal; under secure aggregation a Masked, and an Answered to a step
     server ◄Introduction client    the client's properties, at the begin of a session
     server ◄─Leave── client        the client closes its session, and why
     server ◄Describe─ client       a client that wants no task, but to know what tasks are like
@@ -23,7 +23,10 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fl import envelope, metrics
 from fl.checks import MODEL_IS, expect
@@ -112,6 +115,37 @@ class Skip(Exception):
 
 
 @dataclass(frozen=True)
+class Masked:
+    """An update or a report under masks: the server learns the sum of all only (fl/secure). Raises InvalidUpdate.
+
+    number:  of the masked round.
+    vector:  its words, in bytes.
+    packets: shares of the client's secrets, sealed for each keeper.
+    shares:  hashes of these, and `secrets` of the secrets.
+    """
+
+    number: int
+    vector: NDArray[np.uint8]
+    packets: bytes = b""
+    shares: bytes = b""
+    secrets: bytes = b""
+    num_examples: ClassVar[int] = 1  # what each client counts as: how many examples it has is in the sum
+    metrics: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is sent."""
+        return int(self.vector.nbytes) + len(self.packets) + len(self.shares) + len(self.secrets)
+
+    def __post_init__(self) -> None:
+        check_number("number", self.number)
+        right = isinstance(self.vector, np.ndarray) and self.vector.dtype == np.uint8 and self.vector.ndim == 1
+        expect(right, "vector", self.vector, "an array of bytes")
+        for name in ("packets", "shares", "secrets"):
+            expect(type(getattr(self, name)) is bytes, name, getattr(self, name), "bytes")
+
+
+@dataclass(frozen=True)
 class Task:
     """Asks a client to train or to evaluate a model.
 
@@ -128,6 +162,8 @@ class Task:
                  model does not have. Only trained tensors are packed, or sent as differences.
     folding:     what the sums of the server's strategy depend on (Strategy.folding): relays fold so. Empty: not said.
     excluded:    ids of clients that relays leave out: in a round before, more than one had an update of them.
+    secure:      of secure aggregation: the terms of the round (fl/secure/terms.py), or a step that the client is to
+                 answer (fl/secure/participant.py). Empty: updates are sent as they are.
     """
 
     job: Job
@@ -142,6 +178,7 @@ class Task:
     roles: Roles = field(default_factory=dict)
     folding: Mapping[str, Any] = field(default_factory=dict)
     excluded: Sequence[str] = ()
+    secure: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_number("unasked", self.unasked)
@@ -149,9 +186,20 @@ class Task:
         check_number("answered", self.answered)
         expect(is_number(self.deadline, 0), "deadline", self.deadline, "seconds")
         expect(isinstance(self.folding, dict), "folding", self.folding, "a dict")
+        expect(isinstance(self.secure, dict), "secure", self.secure, "a dict")
         _check_ids("excluded", self.excluded)
         object.__setattr__(self, "excluded", tuple(self.excluded))
         _check_roles(self.roles)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a client answers to a step of secure aggregation: plain values and bytes by name."""
+
+    values: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        expect(isinstance(self.values, dict), "values", self.values, "a dict")
 
 
 @dataclass(frozen=True)
@@ -159,10 +207,10 @@ class Reply:
     """The result of a task. A text is the reason why the client could not do the task."""
 
     job: Job
-    content: Content | Subtotal | str
+    content: Content | Secured | Subtotal | str
 
     def __post_init__(self) -> None:
-        known = isinstance(self.content, (Update, Report, Skip, Subtotal, str))
+        known = isinstance(self.content, (*_CONTENTS.values(), str))
         expect(known, "content", self.content, "an Update, a Report or a Skip")
         if isinstance(self.content, str):
             object.__setattr__(self, "content", printable(self.content))
@@ -218,13 +266,16 @@ class Description:
 
 
 Content: TypeAlias = Update | Report | Skip
-Measured = TypeVar("Measured", Update | Subtotal, Report | Subtotal)
+Secured: TypeAlias = Masked | Answered  # contents of secure aggregation
+Measured = TypeVar("Measured", Update | Subtotal, Report | Subtotal, Masked)
 Changed = TypeVar("Changed", bound=Task | Update | Report | Subtotal)
 Message: TypeAlias = Task | Offer | Permit | Reply | Introduction | Leave | Describe | Description | End | Final
 
 _WITHOUT_JOB = (Introduction, Leave, Describe, Description, End, Final)
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
-_CONTENTS: dict[str, type[Content | Subtotal]] = {kind.__name__: kind for kind in (Update, Report, Skip, Subtotal)}
+_CONTENTS: dict[str, type[Content | Secured | Subtotal]] = {
+    kind.__name__: kind for kind in (Update, Report, Skip, Subtotal, Masked, Answered)
+}
 _OURS = (*_MESSAGES.values(), *_CONTENTS.values())
 
 
@@ -244,7 +295,7 @@ def build(values: Any) -> Message:
         raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
 
 
-def _build_content(values: Any) -> Content | Subtotal:
+def _build_content(values: Any) -> Content | Secured | Subtotal:
     kind, found = _split("content", values, _CONTENTS)
     if type(given := found.get("metrics")) is dict:
         found["metrics"] = {name: _build_metric(value) for name, value in given.items()}
@@ -252,7 +303,8 @@ def _build_content(values: Any) -> Content | Subtotal:
         return Subtotal.of(found)
     if kind is Update and type(model := found.get("model")) is dict:
         found["model"] = {name: _build_tensor(tensor) for name, tensor in model.items()}
-    return counted(kind(**found))
+    content: Content | Secured = kind(**found)
+    return content if isinstance(content, Masked | Answered) else counted(content)
 
 
 def _build_metric(value: Any) -> Any:

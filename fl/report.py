@@ -50,6 +50,21 @@ class ClientFailure:
 
 
 @dataclass(frozen=True)
+class MaskedSum:
+    """What a server learns of all clients together under secure aggregation, besides the model and the metrics.
+
+    examples: the sum of their weights. Each client counts as 1 in the report's `num_examples`.
+    clipped:  the share of the updates' elements that were cut off.
+    """
+
+    examples: int
+    clipped: float
+
+    def __str__(self) -> str:
+        return f", masked, {self.clipped:.2%} clipped"
+
+
+@dataclass(frozen=True)
 class RoundReport:
     """The result of a round. Bytes are those of messages, of the clients that are connected at its end.
 
@@ -82,6 +97,7 @@ class RoundReport:
     num_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)  # as they count: max_examples bounds them
     evaluation_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)
     names: Mapping[uuid.UUID, str] = field(default_factory=dict)  # of the clients that have one
+    masked: MaskedSum | None = None  # of secure aggregation; None: there was none
 
     def __str__(self) -> str:
         metrics = _line(self.metrics, self.not_finite, self.left_out)
@@ -96,8 +112,9 @@ class RoundReport:
         if self.evaluation_skipped:
             failed += f", {len(self.evaluation_skipped)} evaluations skipped"
         suspended = f", {len(self.suspended)} suspended" if self.suspended else ""
+        masked = "" if self.masked is None else str(self.masked)
         return (
-            f"round {self.number}: {clients}{failed}{suspended}{metrics}{evaluation}"
+            f"round {self.number}: {clients}{failed}{suspended}{masked}{metrics}{evaluation}"
             f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out"
         )
 

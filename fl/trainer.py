@@ -15,13 +15,29 @@ from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.envelope import Finished, Job
 from fl.envelope import Task as Envelope
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Content, Reply, Report, Skip, Task, Update, build, counted, with_fields
+from fl.messages import (
+    MESSAGES,
+    Answered,
+    Content,
+    Masked,
+    Reply,
+    Report,
+    Secured,
+    Skip,
+    Task,
+    Update,
+    build,
+    counted,
+    with_fields,
+)
+from fl.secure.masker import Masker
+from fl.secure.participant import Masking
 from fl.subtotal import Subtotal
 from fl.tensors.blocks import Scratch, check_finite, sources
 from fl.tensors.model import copied, difference
 from fl.tensors.roles import SENT, Roles, equal, of_role
 from fl.tensors.spec import Model, Spec, nbytes, specs_of
-from netq.errors import Unreadable
+from netq.errors import SecurityError, Unreadable
 from netq.text import describe
 from netq.validate import expect, is_function
 
@@ -85,19 +101,31 @@ class Trainer:
         """Whether there is a function to evaluate."""
         return self._functions["evaluate"] is not None
 
-    def answer(self, task: Envelope, rate: float | None = None) -> Finished | str:
+    def answer(self, task: Envelope, rate: float | None = None, masker: Masker | None = None) -> Finished | str:
         """Do a task that came as bytes. Return the reply as bytes, or the reason why there is none.
 
-        rate: of the link to the server, in bytes a second; None: not measured.
+        rate:   of the link to the server, in bytes a second; None: not measured.
+        masker: this client's part in secure aggregation.
         """
-        log.info("round %d: %s", task.job.round, task.job.purpose)
+        is_step = task.job.purpose == "secure"
+        log.log(logging.DEBUG if is_step else logging.INFO, "round %d: %s", task.job.round, task.job.purpose)
         try:
             whole: Any = MESSAGES.load(task.stream) if task.values is None else build(task.values)
-            content = self.do(whole, rate)
+            content = self._do_masked(whole, rate, None if masker is None else masker.begin(whole))
         except Unreadable as error:
             log.error("round %d: the task cannot be read: %s", task.job.round, error)
             return f"the task cannot be read: {error}"
+        except (InvalidUpdate, SecurityError) as error:
+            log.error("round %d: %s", task.job.round, error)
+            return str(error)
         return content if isinstance(content, str) else finished(task.job, content)
+
+    def _do_masked(self, task: Task, rate: float | None, masking: Masking | Answered | None) -> Content | Secured | str:
+        """Do a task, and put the result under masks if there are any."""
+        if isinstance(masking, Answered):
+            return masking
+        content = self.do(task, rate)
+        return content if masking is None or isinstance(content, str) else masking.mask(content)
 
     def do(self, task: Task, rate: float | None = None, what: str = "") -> Content | str:
         """Train or evaluate. Return the result, or the reason why there is none. `what`: for the log."""
@@ -189,14 +217,14 @@ def _without(model: Model, local: Model, constants: Model) -> dict[str, Any]:
     return {name: tensor for name, tensor in model.items() if name not in local and name not in constants}
 
 
-def finished(job: Job, content: Content | Subtotal) -> Finished | str:
+def finished(job: Job, content: Content | Secured | Subtotal) -> Finished | str:
     """Return the reply to a task as bytes, or the reason why it cannot be sent."""
     try:
         message = MESSAGES.dump(Reply(job, content))
     except Exception as error:  # serialising the user's values may raise anything
         log.error("an answer cannot be sent: %s", describe(error))
         return f"its answer cannot be sent: {describe(error)}"
-    return Finished(job, message, content.nbytes if isinstance(content, Update | Subtotal) else 0)
+    return Finished(job, message, content.nbytes if isinstance(content, Update | Subtotal | Masked) else 0)
 
 
 def _warn_if_unlike(what: str, model: Model, roles: Roles, like: Mapping[str, Spec]) -> None:

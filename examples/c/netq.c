@@ -1949,7 +1949,7 @@ static void evaluate(const struct network *n, const struct examples *e, double *
 
 struct job {
     char run[24], round[24]; /* whole numbers of up to 64 bits, as they came */
-    bool evaluates;
+    const char *purpose; /* "train", "evaluate" or "secure" */
 };
 
 struct trainer {
@@ -1984,19 +1984,21 @@ static bool copy_number(const struct value *value, char to[24])
 
 static bool read_job(struct document *d, const struct value *list, struct job *job)
 {
+    static const char *const purposes[] = {"train", "evaluate", "secure"};
     const struct value *purpose = element(d, list, 2);
-    bool known = purpose && list->count == 3 && (equals(purpose, "train") || equals(purpose, "evaluate"));
-    if (!known || !copy_number(element(d, list, 0), job->run) || !copy_number(element(d, list, 1), job->round))
-        return mistake(d, "a job: expected two whole numbers, and train or evaluate");
-    job->evaluates = equals(purpose, "evaluate");
+    job->purpose = NULL;
+    for (size_t i = 0; i < sizeof purposes / sizeof *purposes; i++)
+        if (purpose && list->count == 3 && equals(purpose, purposes[i]))
+            job->purpose = purposes[i];
+    if (!job->purpose || !copy_number(element(d, list, 0), job->run) || !copy_number(element(d, list, 1), job->round))
+        return mistake(d, "a job: expected two whole numbers, and train, evaluate or secure");
     return true;
 }
 
 /* Write the start of a message about a job, up to where its next field begins. Returns the length. */
 static int begin_text(char *to, size_t room, const char *type, const struct job *job)
 {
-    return snprintf(to, room, "{\"type\":\"%s\",\"job\":[%s,%s,\"%s\"],", type, job->run, job->round,
-                    job->evaluates ? "evaluate" : "train");
+    return snprintf(to, room, "{\"type\":\"%s\",\"job\":[%s,%s,\"%s\"],", type, job->run, job->round, job->purpose);
 }
 
 static void refuse(struct trainer *t, const char *why)
@@ -2103,16 +2105,21 @@ static void reply_update(struct trainer *t, const struct network *network, uint6
 
 static bool do_task(struct trainer *t, struct document *d, const struct value *message)
 {
-    static const char *const keys[] = {"type",        "job",     "model", "config",   "unasked",  "deltas",
-                                       "compression", "counted", "roles", "answered", "deadline", "folding", "excluded"};
+    static const char *const keys[] = {"type",        "job",      "model",    "config",  "unasked",  "deltas", "compression",
+                                       "counted",     "roles",    "answered", "deadline", "folding", "excluded", "secure"};
     struct network network;
     uint64_t unasked, seed = 0, round;
-    if (!check_keys(d, message, 5, 13, keys) || !read_job(d, member(d, message, "job"), &t->job))
+    if (!check_keys(d, message, 5, 14, keys) || !read_job(d, member(d, message, "job"), &t->job))
         return false;
     if (!as_whole(member(d, message, "unasked"), &unasked))
         return mistake(d, "a Task: expected a number of bytes as unasked");
     free(t->kept); /* the round of an offered reply is over */
     t->kept = NULL;
+    const struct value *secure = member(d, message, "secure");
+    if (secure && secure->count) {
+        refuse(t, "this client takes no part in secure aggregation");
+        return true;
+    }
     if (!read_network(d, member(d, message, "model"), &network)) {
         refuse(t, d->error);
         return true;
@@ -2121,7 +2128,7 @@ static bool do_task(struct trainer *t, struct document *d, const struct value *m
     as_whole(member(d, member(d, message, "config"), "seed"), &seed);
     round = strtoull(t->job.round, NULL, 10);
     seed ^= round << 32 ^ t->examples.count;
-    if (t->job.evaluates)
+    if (!strcmp(t->job.purpose, "evaluate"))
         reply_report(t, &network);
     else
         reply_update(t, &network, seed, deltas && deltas->kind == BOOLEAN && *deltas->text == 't', unasked);
@@ -2134,7 +2141,7 @@ static bool take_permit(struct trainer *t, struct document *d, const struct valu
     struct job job;
     if (!check_keys(d, message, 2, 2, keys) || !read_job(d, member(d, message, "job"), &job))
         return false;
-    if (t->kept && !strcmp(job.run, t->job.run) && !strcmp(job.round, t->job.round) && job.evaluates == t->job.evaluates)
+    if (t->kept && !strcmp(job.run, t->job.run) && !strcmp(job.round, t->job.round) && job.purpose == t->job.purpose)
         send_kept(t);
     return true;
 }

@@ -35,7 +35,8 @@ def main() -> None:
     with fl.Server(
         model.initial(args.seed),
         options,
-        strategy=fl.FedAvg(),
+        strategy=fl.FedAvg(max_examples=1000),
+        secure=fl.SecureAggregation() if args.secure else None,
         min_clients=fewest,
         patience=fl.Patience(grace=2.0),
         config={"seed": args.seed},
@@ -104,6 +105,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--user", help="with mqtt, the broker's name for the server")
     parser.add_argument("--password-file", type=Path, help="with mqtt, a file that holds the user's password")
     parser.add_argument("--prefix", default=netq.MqttOptions().prefix, help="with mqtt, what all topics begin with")
+    parser.add_argument("--secure", action="store_true", help="learn the sum of the updates only; needs 3 clients")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--clients", type=int, default=4, help="how many to wait for before the first round")
     parser.add_argument("--seed", type=int, default=0)

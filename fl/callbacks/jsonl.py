@@ -13,14 +13,14 @@ import reprlib
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fl.callbacks.base import Callback, Callbacks
 from fl.metrics import for_json
 from fl.metrics import scalars as numbers
-from fl.report import MEASURED, ClientFailure, FailureKind, RoundReport
+from fl.report import MEASURED, ClientFailure, FailureKind, MaskedSum, RoundReport
 from fl.tensors.spec import Model
 from netq.text import describe, printable
 from netq.validate import expect, is_function
@@ -64,8 +64,10 @@ def scalars(report: RoundReport) -> dict[str, float]:
 
 def _plain(value: Any) -> Any:
     """Return a field of a report for JSON."""
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return value
+    if isinstance(value, MaskedSum):
+        return asdict(value)
     if isinstance(value, Sequence):
         return [str(peer) for peer in value]
     if isinstance(value, ClientFailure):

@@ -65,6 +65,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "model": ("initial", "measure", "save", "save_best"),
     "roles": None,  # the model's names
     "strategy": None,  # the options of the class
+    "secure": tuple(option.name for option in fields(fl.SecureAggregation)),
     **CONNECTION,
     "callbacks": tuple(option.name for option in fields(CallbackOptions)),
     "page": ("password_file", "key", "certificate", "authority"),
@@ -150,7 +151,7 @@ class Config:
         if best:
             best["path"] = _simulated(best["path"])
         patience = replace(self.settings.get("patience", fl.Patience()), void_pause=0.0)  # nothing would change in it
-        unused = ("memory_limit", "wait", "relays")
+        unused = ("memory_limit", "wait", "relays", "secure")  # no server sees an update
         settings = {name: value for name, value in self.settings.items() if name not in unused}
         settings["patience"] = patience
         return replace(self, settings=settings, save=_simulated(self.save), save_best=best, callbacks=callbacks)
@@ -273,6 +274,8 @@ def settings(file: File) -> dict[str, Any]:
     patience = {key: found.pop(key) for key in _PATIENCE if key in found}
     if patience:
         found["patience"] = file.options("server", fl.Patience, patience)
+    if "secure" in file.tables:
+        found["secure"] = file.options("secure", fl.SecureAggregation, file.table("secure"))
     return {**found, **_roles(file)}
 
 

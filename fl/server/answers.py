@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fl.messages import Report, Update, with_fields
+from fl.messages import Masked, Report, Update, with_fields
 from fl.metrics import Merged, elements, merged
 from fl.report import MEASURED, ClientFailure, FailureKind
+from fl.secure.layout import Summed
 from fl.subtotal import Subtotal
 
 Client = TypeVar("Client")
@@ -53,6 +54,7 @@ class Answers:
         self._answers: dict[uuid.UUID, Answer] = {}
         self._elements = 0  # in the arrays of all metrics
         self.disputed: set[uuid.UUID] = set()  # clients of several relays in this round
+        self.summed: Summed | None = None  # under secure aggregation: what the sum of all says
         self._through: dict[uuid.UUID, uuid.UUID] = {}  # of each client that counts: the relay by which, or itself
 
     def ask(self, peer: uuid.UUID, *, is_regular: bool) -> None:
@@ -61,12 +63,12 @@ class Answers:
         answer.is_regular, answer.is_pending = is_regular, True
         self.waiting += is_regular
 
-    def twice(self, peer: uuid.UUID, content: Update | Report | Subtotal) -> uuid.UUID | None:
+    def twice(self, peer: uuid.UUID, content: Update | Report | Subtotal | Masked) -> uuid.UUID | None:
         """Return a client of this answer that counts already, through another relay or by itself; None if none does."""
         clients = content.clients if isinstance(content, Subtotal) else (peer,)
         return next((each for each in clients if self._through.get(each, peer) != peer), None)
 
-    def count(self, peer: uuid.UUID, content: Update | Report | Subtotal, staleness: int = 0) -> None:
+    def count(self, peer: uuid.UUID, content: Update | Report | Subtotal | Masked, staleness: int = 0) -> None:
         """Count an answer."""
         answer = self._settled(peer)
         if isinstance(content, Subtotal):
@@ -126,6 +128,7 @@ class Answers:
                     failed.relayed = with_fields(answer.relayed, clients={}, failures=failures)
                 self._answers[peer] = failed
         self._through.clear()
+        self.summed = None
         self.in_time = self.clients = self.updates = 0
 
     def pending(self) -> list[uuid.UUID]:
@@ -187,6 +190,8 @@ class Answers:
 
     def merged(self) -> Merged:
         """Return the means of the metrics by number of examples; a client counts with its last answer."""
+        if self.summed is not None:
+            return Merged(dict(self.summed.metrics), {}, {}, set(), {})
         counted = self.counted
         lost = Counter(name for each in counted.values() for name in each.without_room)
         weights = {peer: each.num_examples for peer, each in counted.items()}

@@ -169,13 +169,14 @@ class Federation:
         except OSError:  # the server's disk is at fault, and the next round would fail too
             raise
         except (InvalidUpdate, TooFewUpdates) as error:
-            raise self._void(number, str(error)) from error
+            raise self.void(number, str(error)) from error
         except Exception as error:  # a bug of the strategy; the next round may succeed
             log.exception("the strategy could not finish round %d", number)
-            raise self._void(number, f"the strategy could not finish it: {describe(error)}") from error
+            raise self.void(number, f"the strategy could not finish it: {describe(error)}") from error
         self.number, self.attempts.void = number, 0
 
-    def _void(self, number: int, reason: str) -> Void:
+    def void(self, number: int, reason: str) -> Void:
+        """Discard the updates of a round, and say so in the log. Return what to raise."""
         log.warning("round %d does not count: %s", number, reason)
         self.aggregation.abandon()
         return Void(f"the round does not count: {reason}")

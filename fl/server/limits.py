@@ -26,6 +26,7 @@ _TEXT = 500_000  # bytes of text besides the tensors; 1,000 metrics, with names 
 _OF_TENSOR = 200  # bytes for each, besides its name, shape and elements: 110 of text if packed, 72 around its buffer
 _VALUES_OF_TENSOR = 17  # of JSON, besides its shape; a packed one
 _OF_RELAY = 16_000_000  # bytes of text in a sum: 160 for each of 100,000 clients
+_OF_MASKS = 20_000_000  # bytes of shares, or of sealed secrets: 1,168 for each of 16,384 clients
 _BUFFERS = 16 + MAX_ARRAYS  # besides those of tensors; metrics may be arrays
 
 
@@ -53,17 +54,18 @@ class Limits(NamedTuple):
         return replace(options, connection=connection)
 
 
-def limits(model: Mapping[str, Any], memory_limit: int | None, *, relays: bool = False) -> Limits:
+def limits(model: Mapping[str, Any], memory_limit: int | None, *, relays: bool = False, secure: bool = False) -> Limits:
     """Return the bounds for a model: with its successor and the updates, it makes up the limit, in bytes.
 
     relays: whether clients may answer for others.
+    secure: whether updates come as vectors under masks.
 
     Raises InvalidOption.
     """
     size, of_model = nbytes(model), _text(model)
     text = min(MAX_TEXT, _TEXT + _MODELS * of_model + (_OF_RELAY if relays else 0))
     buffers = min(MAX_BUFFERS, _BUFFERS + _MODELS * len(model))
-    update, task = _MODELS * size + _EXTRA, size + text + _TEXT
+    update, task = _MODELS * size + (_OF_MASKS if secure else _EXTRA), size + text + _TEXT
     a_sum = _sum(model) if relays else 0
     update = max(update, 2 * a_sum + _EXTRA if relays else 0)
     if memory_limit is None:

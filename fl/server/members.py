@@ -19,7 +19,21 @@ from typing import Any, NamedTuple
 import netq
 from fl.callbacks.base import Callbacks, ClientState
 from fl.envelope import Describe, End, Introduction, Job, Leave, Offer, Permit, Purpose
-from fl.messages import Content, Description, Final, Message, Reply, Report, Skip, Task, Update, serialization
+from fl.messages import (
+    Answered,
+    Content,
+    Description,
+    Final,
+    Masked,
+    Message,
+    Reply,
+    Report,
+    Secured,
+    Skip,
+    Task,
+    Update,
+    serialization,
+)
 from fl.properties import ClientInfo, Properties
 from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission, Sending
@@ -41,7 +55,8 @@ _INTRODUCTION = 3.0  # seconds in which a client says what it is like, if it doe
 _REMEMBERED = 4096  # clients that have gone, and have missed tasks
 _SHOWN = 256  # clients that have gone, and have a name, a reason or an update, for those who ask where they are
 _REFUSALS = 100  # connections turned away that are remembered
-_CONTENT: Mapping[Purpose, type[Content]] = {"train": Update, "evaluate": Report}
+_CONTENT: Mapping[Purpose, type[Content | Secured]] = {"train": Update, "evaluate": Report, "secure": Answered}
+_LARGE = (Update, Subtotal, Masked)  # contents that are offered first
 
 
 class Key(NamedTuple):
@@ -60,6 +75,7 @@ class Members:
     bounds:   of the updates that may be on their way at once, and of one message.
     relays:   which clients may answer for others: by name or id; True: any.
     config_of: returns what a client's task of a round has in its config besides the task's own; None: nothing.
+    masked:   whether clients send vectors under masks only.
     """
 
     def __init__(
@@ -74,8 +90,11 @@ class Members:
         describe: Callable[[ClientInfo], Description],
         relays: bool | Collection[str],
         config_of: Callable[[ClientInfo, int], Mapping[str, Any]] | None,
+        masked: bool = False,
     ) -> None:
         self.run = run
+        content = dict.fromkeys(_CONTENT, Masked) if masked else _CONTENT
+        self._content: Mapping[Purpose, type[Content | Secured]] = {**content, "secure": Answered}
         self._grace = grace
         self._bounds = bounds
         self._callbacks = callbacks
@@ -105,6 +124,10 @@ class Members:
 
     def __iter__(self) -> Iterator[Member]:
         return iter(tuple(self._members.values()))
+
+    def is_present(self, member: Member) -> bool:
+        """Return whether a client is connected, or has not been away for long."""
+        return bool(self._dispatcher.present((member.id,)))
 
     def of(self, peer: uuid.UUID) -> Member:
         """Return the member for a client. A new one if it is not known."""
@@ -180,23 +203,30 @@ class Members:
         return not is_known and (member.since == -math.inf or time.monotonic() - member.since < _INTRODUCTION)
 
     def ask(
-        self, task: Task, members: Collection[Member], limit: float, *, keep_late: bool
+        self,
+        task: Task,
+        members: Collection[Member],
+        limit: float,
+        *,
+        keep_late: bool,
+        own: Mapping[Member, Mapping[str, Any]] | None = None,
     ) -> Mapping[Member, ClientFailure]:
         """Give clients a task. It replaces the tasks that they have. Return the clients that get none, and why.
 
         limit:     seconds; a client that has not answered by then is late.
         keep_late: a late client keeps the task, and its answer is still accepted.
+        own:       the fields of the task that differ by client. None: those that the user's function gives.
         """
         self._asks += 1
         if not members:
             return {}
         for member in members:
             self.forget(member)
-        configs, failures = self._configs_of(task, members)
+        own, failures = self._configs_of(task, members) if own is None else (own, {})
         members = [member for member in members if member not in failures]
         self._admission.patience = max(_CHECK, min(self._grace, limit / _PATIENCE))
         unasked = self._admission.share(len(self._busy) + len(members))
-        tasks = self._tasks_of(replace(task, unasked=unasked, deadline=limit), members, configs)
+        tasks = self._tasks_of(replace(task, unasked=unasked, deadline=limit), members, own)
         asked, now = list[Asked](), time.monotonic()
         for member in members:  # before the tasks are sent: Ctrl-C may interrupt what follows
             is_first = not member.owed and member.seconds == math.inf
@@ -207,7 +237,7 @@ class Members:
             member.on(MemberEvent.ASK)
             member.task = its
             self._busy[member.id] = member
-        for member in members:
+        for member in members if task.job.purpose != "secure" else ():
             self._callbacks.client_is(member.id, ClientState.TRAINING)
         return failures
 
@@ -223,17 +253,17 @@ class Members:
             if isinstance(found, ClientFailure):
                 failures[member] = found
             else:
-                configs[member] = {**found, **task.config}
+                configs[member] = {"config": {**found, **task.config}}
         return configs, failures
 
     def _tasks_of(
-        self, task: Task, members: Collection[Member], configs: Mapping[Member, Mapping[str, Any]]
+        self, task: Task, members: Collection[Member], own: Mapping[Member, Mapping[str, Any]]
     ) -> list[tuple[Task, dict[uuid.UUID, Key]]]:
         """Return the tasks that differ by client, each with those clients that get it."""
         keys = {member.id: Key(member.id, task.job) for member in members}
-        if configs:
+        if own:
             return [
-                (replace(task, answered=each.replies(task.job), config=configs[each]), {each.id: keys[each.id]})
+                (replace(task, answered=each.replies(task.job), **own[each]), {each.id: keys[each.id]})
                 for each in members
             ]
         counts = {member.id: member.replies(task.job) for member in members}
@@ -327,7 +357,7 @@ class Members:
         new = tuple(self._new)  # to which sessions may be added meanwhile
         return any(self.is_new(peer) and self._dispatcher.present((peer,)) for peer in new)
 
-    def answer(self, purpose: Purpose, until: float) -> tuple[Key, Content | Subtotal | ClientFailure] | None:
+    def answer(self, purpose: Purpose, until: float) -> tuple[Key, Content | Secured | Subtotal | ClientFailure] | None:
         """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.
 
         Return None at the time `until`, or if no client has such a task. Raises Closed.
@@ -556,21 +586,21 @@ class Members:
         """Return the clients that may offer an update."""
         return (member for member in self if member.state is MemberState.ASKED)
 
-    def _receive_reply(self, member: Member, job: Job, content: Content | Subtotal | str) -> bool:
+    def _receive_reply(self, member: Member, job: Job, content: Content | Secured | Subtotal | str) -> bool:
         """Handle a reply. Return whether the client owes it."""
         now = time.monotonic()
         member.replied = job, member.replies(job) + 1
         owed = member.settle(job, now)
-        size = content.nbytes if isinstance(content, Update | Subtotal) else 0
+        size = content.nbytes if isinstance(content, _LARGE) else 0
         allowed = owed.allowed if owed else 0
-        answer: Content | Subtotal | ClientFailure
+        answer: Content | Secured | Subtotal | ClientFailure
         if isinstance(content, str):
             answer = ClientFailure(FailureKind.FAILED, content)
         elif isinstance(content, Subtotal) and not self._may_relay(member):
             wrong = "it answers for others, and is not among this server's relays; expected its own answer"
             answer = ClientFailure(FailureKind.INVALID, wrong)
-        elif not isinstance(content, (_CONTENT[job.purpose], Subtotal, Skip)):
-            wrong = f"it answered with {type(content).__name__}; expected {_CONTENT[job.purpose].__name__}"
+        elif not isinstance(content, (self._content[job.purpose], Subtotal, Skip)):
+            wrong = f"it answered with {type(content).__name__}; expected {self._content[job.purpose].__name__}"
             answer = ClientFailure(FailureKind.INVALID, wrong)
         elif size > allowed:
             wrong = f"it sent {size} bytes, and might send {allowed}; expected an offer first"
@@ -588,7 +618,9 @@ class Members:
                 self._admission.arrive(member, size, now)
         return not isinstance(content, Subtotal) or self._may_relay(member)
 
-    def _receive_stale(self, member: Member, job: Job, content: Content | Subtotal | str, *, is_owed: bool) -> None:
+    def _receive_stale(
+        self, member: Member, job: Job, content: Content | Secured | Subtotal | str, *, is_owed: bool
+    ) -> None:
         """Handle a reply to a task that is not open. The client is too late, or wrong.
 
         A client that was too late still works on its present task, which stays open. So does a client whose server has

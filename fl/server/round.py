@@ -20,7 +20,7 @@ from typing import Generic, TypeGuard, cast
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.envelope import Job
-from fl.messages import Content, Measured, Report, Skip, Task, Update, with_fields
+from fl.messages import Content, Masked, Measured, Report, Secured, Skip, Task, Update, with_fields
 from fl.properties import title
 from fl.report import ClientFailure, FailureKind
 from fl.server.aggregation import Aggregation
@@ -80,6 +80,7 @@ class Round(Generic[Measured]):
         self._idle = dict.fromkeys(clients)  # in an asynchronous round: those that may get a task, in this order
         # With close_early: a heap of clients that the round waits for. The first is overdue last, by its last answer.
         self._overdue: list[tuple[float, int, Member]] = []
+        self.number = task.job.round
         self._order = itertools.count()  # of the entries: clients have no order
         # Clients keep a task beyond its round if late answers count.
         self._keep_late = task.job.purpose == "train" and strategy.staleness is not None
@@ -134,7 +135,7 @@ class Round(Generic[Measured]):
             member.reason, size = "", 0
             if isinstance(received.content, Update):
                 member.updates, size = member.updates + 1, nbytes(received.content.model)
-            elif isinstance(received.content, Subtotal) and received.content.folded:
+            elif isinstance(received.content, Masked | Subtotal) and self._has_update(received.content):
                 member.updates, size = member.updates + 1, received.content.nbytes
             self._callbacks.client_is(member.id, ClientState.DONE, size)
         else:
@@ -142,7 +143,12 @@ class Round(Generic[Measured]):
         del received.content  # before its place is given to another client, which may send at once
         self._members.settle(member, MemberEvent.COUNT if failure is None else MemberEvent.FAIL)
 
-    def _good(self, member: Member, job: Job, content: Content | Subtotal | ClientFailure) -> Arrival[Measured] | None:
+    def _has_update(self, content: Masked | Subtotal) -> bool:
+        return bool(content.folded) if isinstance(content, Subtotal) else self._task.job.purpose == "train"
+
+    def _good(
+        self, member: Member, job: Job, content: Content | Secured | Subtotal | ClientFailure
+    ) -> Arrival[Measured] | None:
         """Return an answer that may count. Record any other, and return None."""
         staleness = self._task.job.round - job.round
         if isinstance(content, ClientFailure):
@@ -161,19 +167,19 @@ class Round(Generic[Measured]):
             reason = f"it is {staleness} rounds late, and {wants}"
             self._fail(member, ClientFailure(FailureKind.STALE, reason))
             self._members.settle(member, MemberEvent.FAIL)
-        elif (why := self._refusal(member, content)) is not None:
+        elif (why := self._refusal(member, cast(Measured, content))) is not None:
             if isinstance(content, Subtotal):
                 self.answers.relay(member.id, content)
             self._fail(member, why, is_spared=why.why is FailureKind.INVALID)  # another's client may be at fault
             self._members.settle(member, MemberEvent.FAIL)
         else:
             answer = cast(Measured, content)
-            if not isinstance(answer, Subtotal):  # its relay has bounded what its clients claim
+            if isinstance(answer, Update | Report):  # else a relay, or the client itself, has bounded it
                 answer = with_fields(answer, num_examples=self._strategy.examples(answer.num_examples))
             return Arrival(member.id, answer, staleness)
         return None
 
-    def _refusal(self, member: Member, content: Update | Report | Subtotal) -> ClientFailure | None:
+    def _refusal(self, member: Member, content: Update | Report | Subtotal | Masked) -> ClientFailure | None:
         """Return why an answer cannot count, None if it can."""
         if isinstance(content, Subtotal) and not content.clients:
             return ClientFailure(FailureKind.FAILED, content.failure)
@@ -255,6 +261,6 @@ class Round(Generic[Measured]):
                 self._members.forget(member)
 
 
-def _is_skip(content: Content | Subtotal) -> TypeGuard[Subtotal]:
+def _is_skip(content: Content | Secured | Subtotal) -> TypeGuard[Subtotal]:
     """Return whether this is of a relay whose clients have nothing for the task."""
     return isinstance(content, Subtotal) and not (content.clients or content.failures) and len(content.skipped) > 0

@@ -19,26 +19,30 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, cast
 
 import netq
 from fl.callbacks.base import Callback
 from fl.envelope import PURPOSES
 from fl.errors import CheckpointError, InvalidUpdate
-from fl.messages import Description, Task, Update
+from fl.messages import Description, Masked, Task, Update
 from fl.properties import ClientInfo, title
-from fl.report import RoundReport
+from fl.report import MaskedSum, RoundReport
+from fl.secure.certified import certified
+from fl.secure.layout import Summed
+from fl.secure.options import SecureAggregation
 from fl.server.answers import Answers
 from fl.server.checkpoint import restored
 from fl.server.federation import Federation, Void
 from fl.server.limits import limits
+from fl.server.masked import MaskedRound, Masks
 from fl.server.member import Member
 from fl.server.members import Members
 from fl.server.patience import Patience
 from fl.server.round import Round
 from fl.server.rule import RoundRule
 from fl.server.standing import Standing
-from fl.server.validation import check_relays, not_through_relays
+from fl.server.validation import check_relays, check_secure, not_through_relays
 from fl.server.waiting import SETTLE, until_connected
 from fl.status import ClientStatus, Refusal
 from fl.strategies.base import Strategy
@@ -51,9 +55,11 @@ from netq.validate import expect
 log = logging.getLogger("netq.fl")
 
 _Figures: TypeAlias = Mapping[uuid.UUID, netq.Statistics]
+_SUM = uuid.UUID(int=0)  # whose update a sum is
+_CLIPPED = 0.001  # the share of the elements from which on a warning says so
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
 _NAMED = 3  # clients that a line of the log names
-_DISPUTED = 16  # rounds in which a client takes no part that was in the sums of two relays
+_DISPUTED = 16  # rounds in which a client takes no part that was in the sums of two relays, or gave wrong shares
 
 
 class Server:
@@ -82,6 +88,7 @@ class Server:
     relays:       which clients may be relays (fl.Relay), and answer for others: a list of their names, or of their ids
                   as texts. The name of a certificate is proof, one that a client gives itself is not. True: any client.
                   Whoever may be one decides how much its clients weigh.
+    secure:       secure aggregation: the server learns the sum of the clients' updates, and no update. None: none.
     callbacks:    objects that are called as rounds go on.
     """
 
@@ -100,6 +107,7 @@ class Server:
         memory_limit: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         relays: bool | Collection[str] = False,
+        secure: SecureAggregation | None = None,
         callbacks: Iterable[Callback] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
@@ -127,7 +135,8 @@ class Server:
         try:
             if relays and not federation.strategy.merges:
                 raise netq.InvalidOption(f"Server.relays: {not_through_relays(federation.strategy)}")
-            bounds = limits(federation.model, memory_limit, relays=bool(relays))
+            check_secure(secure, federation.strategy, federation.model, federation.roles, config, relays=bool(relays))
+            bounds = limits(federation.model, memory_limit, relays=bool(relays), secure=secure is not None)
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,
@@ -138,7 +147,10 @@ class Server:
                 describe=self._description,
                 relays=relays,
                 config_of=federation.config_of,
+                masked=secure is not None,
             )
+            prove = None if secure is None else certified(options or netq.CommunicatorOptions())[1]
+            self._masks = None if secure is None else Masks(secure, self._members, prove)
         except BaseException:
             federation.close()
             raise
@@ -255,7 +267,30 @@ class Server:
         federation = self._federation
         for update in training:
             with training.counting(update):
-                federation.aggregation.take(federation.model, update.content, update.client, update.staleness)
+                if isinstance(training, MaskedRound):
+                    training.add(update.client, cast(Masked, update.content))
+                else:
+                    federation.aggregation.take(federation.model, update.content, update.client, update.staleness)
+
+    def _fold_sum(self, number: int, training: Round[Any]) -> None:
+        """Fold the mean of the updates, of which the sum of their vectors says. Raises Void."""
+        federation = self._federation
+        try:
+            summed = training.answers.summed = self._open(training)
+            if summed.clipped > _CLIPPED:
+                text = (
+                    "round %d: %.1f %% of the changes were larger than SecureAggregation.clip allows, and were cut off"
+                )
+                log.warning(text, number, 100 * summed.clipped)
+            federation.aggregation.fold(federation.model, Update(summed.model, summed.examples), _SUM, 0)
+        except InvalidUpdate as error:
+            raise federation.void(number, str(error)) from error
+
+    def _open(self, masked: Round[Any]) -> Summed:
+        """Return what the sum of the vectors of a round says. Raises InvalidUpdate."""
+        assert self._masks is not None
+        assert isinstance(masked, MaskedRound)
+        return masked.open(self.model)
 
     def wait(self, count: int, timeout: float | None = None) -> tuple[uuid.UUID, ...]:
         """Wait until `count` clients are connected, and return all that are. Raises TimeoutError, Closed."""
@@ -375,6 +410,11 @@ class Server:
             needed=max(1, min(federation.min_clients, len(selected) + len(members) - len(idle))),
             close_early=federation.patience.close_early,
         )
+        if (
+            self._masks is not None
+        ):  # it waits for all: a client that is asked, and sends nothing, costs a part of the sum
+            rule = replace(rule, enough=len(selected), close_early=rule.close_early and self._masks.options.recovers)
+            retried = retried[: max(1, len(selected) // 10)] if self._masks.options.recovers else []
         return self._round(task, rule, [*selected, *retried], selected)
 
     def _evaluate(self, task: Task, clients: Iterable[uuid.UUID]) -> Answers:
@@ -387,24 +427,32 @@ class Server:
         evaluation = self._round(task, rule, [*regular, *retried], regular)
         for report in evaluation:
             with evaluation.counting(report):
-                pass  # its numbers are in the round's report
-        return evaluation.answers
+                if isinstance(evaluation, MaskedRound):
+                    evaluation.add(report.client, report.content)
+        if self._masks is not None and evaluation.answers.clients:
+            try:
+                evaluation.answers.summed = self._open(evaluation)
+            except InvalidUpdate as error:
+                log.warning("the evaluation of round %d does not count: %s", task.job.round, error)
+                evaluation.answers.void(str(error))
+        return evaluation.answers  # without masks its numbers are in the round's report
 
     def _round(
         self, task: Task, rule: RoundRule, clients: list[Member], regular: Collection[Member] = ()
     ) -> Round[Any]:
         standing = self._standings[task.job.purpose]
         ours = self._federation
-        return Round(
-            *(self._members, standing, ours.strategy, ours.aggregation, ours.callbacks),
-            *(task, rule, clients, regular),
-        )
+        of_server = self._members, standing, ours.strategy, ours.aggregation, ours.callbacks
+        of_round = task, rule, clients, regular
+        return Round(*of_server, *of_round) if self._masks is None else MaskedRound(self._masks, *of_server, *of_round)
 
     def _finish(self, number: int, training: Round[Update | Subtotal]) -> None:
         """Make the next model of the updates. Leave the model unchanged if there are too few, and count none."""
-        answers = training.answers
+        answers, federation = training.answers, self._federation
         try:
-            self._federation.finish(number, answers.clients, training.rule.needed, len(answers.skipped))
+            if self._masks is not None and answers.clients >= training.rule.needed:
+                self._fold_sum(number, training)
+            federation.finish(number, answers.clients, training.rule.needed, len(answers.skipped))
         except Void as void:
             answers.void(str(void))
         else:
@@ -415,7 +463,7 @@ class Server:
     ) -> RoundReport:
         """Return what has come of a round that began at `begin`, by time.monotonic(), with these figures `before`."""
         received, sent = self._traffic(begin, before)
-        metrics, evaluated = training.merged(), evaluation.merged()
+        metrics, evaluated, summed = training.merged(), evaluation.merged(), training.summed
         return RoundReport(
             number=number,
             attempt=attempt,
@@ -441,6 +489,7 @@ class Server:
             shares=training.shares(),
             suspended=tuple(self._standings["train"].suspended(self._members)),
             names={**training.names, **{each.id: each.name for each in self._members if each.name}},
+            masked=None if summed is None else MaskedSum(summed.examples, summed.clipped),
         )
 
     def _end(self, report: RoundReport, training: Answers, clients: Collection[uuid.UUID]) -> None:
@@ -452,6 +501,12 @@ class Server:
             text = "%s: has answered through two relays, and takes no part in %d rounds: give each device its own id"
             log.warning(text, title(client, report.names.get(client, "")), _DISPUTED)
             self._disputed[client] = report.number + _DISPUTED
+        for name, why in ({} if self._masks is None else self._masks.liars).items():
+            member = self._members.of(uuid.UUID(name))
+            log.warning("%s: takes no part in %d rounds: %s", member, _DISPUTED, why)
+            self._disputed[member.id] = report.number + _DISPUTED
+        if self._masks is not None:
+            self._masks.liars.clear()
         for member in self._members:
             if report.clients:
                 member.is_counted = training.of(member.id).updates > 0

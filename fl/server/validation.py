@@ -11,10 +11,15 @@ from typing import Any, NamedTuple
 import netq
 from fl.callbacks.base import Callback
 from fl.checks import MODEL_IS
+from fl.compression.compressor import Compression
 from fl.envelope import RESERVED
 from fl.schedules import resolved
+from fl.secure.layout import LARGEST
+from fl.secure.options import SecureAggregation
 from fl.server.patience import Patience
 from fl.strategies.base import Strategy
+from fl.tensors.blocks import Scratch, is_finite, source_of
+from fl.tensors.roles import SENT, Roles, of_role
 from fl.tensors.serialization import messages
 from fl.tensors.spec import Model, specs_of
 from netq.text import describe, did_you_mean
@@ -49,6 +54,41 @@ def check_relays(relays: object, whose: str = "Server.relays") -> None:
     named = isinstance(relays, list | tuple | set | frozenset) and all(isinstance(each, str) for each in relays)
     form = 'True, False, or a list of names or ids, as in ["relay.north.farm"]'
     expect(isinstance(relays, bool) or named, whose, relays, form)
+
+
+def check_secure(
+    secure: object, strategy: Strategy, model: Model, roles: Roles, config: object, *, relays: bool
+) -> None:
+    """Raise InvalidOption unless updates for this strategy, and of this model, can be summed under masks."""
+    if secure is None:
+        return
+    expect(isinstance(secure, SecureAggregation), "Server.secure", secure, "an object, as in fl.SecureAggregation()")
+    name = type(strategy).__name__
+    wrong = {
+        f"{name} looks at single updates, and the server learns their mean only; expected FedAvg, FedProx, FedAvgM, "
+        "FedAdagrad, FedAdam or FedYogi": not strategy.takes_means,
+        f"{name} has the compression {strategy.compression}; a vector under masks cannot be packed; expected none": (
+            strategy.compression != Compression()
+        ),
+        f"{name} takes late updates, and masks fit those of one round only; expected staleness=None": (
+            strategy.staleness is not None
+        ),
+        f"{name} has no bound of the examples of a client; expected max_examples, as in {name}(max_examples=10_000), "
+        'or "equal" if all clients are to weigh the same': strategy.examples(LARGEST) == LARGEST,
+        "vectors under masks do not pass relays; expected relays=False": relays,
+        "the config is a function, and a client whose task is another than those of all has no masks in common with "
+        "them; expected a dict": callable(config),
+    }
+    for why, is_so in wrong.items():
+        if is_so:
+            raise netq.InvalidOption(f"Server.secure: {why}")
+    scratch = Scratch()
+    for tensor, value in of_role(model, roles, *SENT).items():
+        if not is_finite(source_of(tensor, value), scratch):
+            raise netq.InvalidOption(
+                f'Server.secure: {tensor!r} holds infinity, whose change is no number; expected the role "constant" '
+                'or "local"'
+            )
 
 
 def not_through_relays(strategy: Strategy) -> str:

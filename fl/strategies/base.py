@@ -182,6 +182,14 @@ class Strategy(abc.ABC):
                 return False
         return False
 
+    @property
+    def takes_means(self) -> bool:
+        """Whether the mean of a round's updates, folded as one update, gives the model that these would give.
+
+        Secure aggregation needs it.
+        """
+        return False
+
     def partial(self) -> dict[str, Any]:
         """Return what was folded since the last `finish`, for `merge` of another object like this, and begin again.
 

@@ -71,6 +71,7 @@ def test_record_has_the_whole_report() -> None:
         "attempt": 1,
         "suspended": [],
         "names": {},
+        "masked": None,
         "staleness": {str(A): 2},
         "metrics": {"loss": 0.5},
         "evaluation": {"accuracy": 0.75},

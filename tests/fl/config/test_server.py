@@ -125,6 +125,7 @@ def test_example_of_the_page_loads(
         "relays": ["relay-north"],
         "wait": 6,
         "roles": {"head.*": "local"},
+        **({"secure": fl.SecureAggregation(metrics=("loss",))} if mqtt != MqttOptions() else {}),
     }
     assert config.checkpoint == tmp_path / "federation.ckpt"
     assert config.initial()["w"].tolist() == [0.0] * 3

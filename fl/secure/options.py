@@ -1,0 +1,68 @@
+"""The options of secure aggregation at a server. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fl.errors import InvalidUpdate
+from netq.validate import expect, flag, is_number, is_whole
+
+
+@dataclass(frozen=True)
+class SecureAggregation:
+    """The server learns the sum of the clients' updates, and no update. Raises InvalidOption.
+
+    recovers:     whether a round goes on without clients that are lost in it, as long as enough others are there
+                  (docs/explanation/secure-aggregation.md has the table). False: such a round is void, and repeated; for
+                  three or four sites.
+    min_clients:  of how many clients a sum is opened at least; the server's `min_clients` if that is more.
+    metrics:      names of metrics of which the mean by weight is learnt, as in ("loss",). Values up to 2**20. No other
+                  metric leaves a client.
+    clip:         the largest change of an element, in multiples of the largest element of its tensor, or of 1/16 if
+                  that is smaller; of a statistic 64 times as much. What is larger is cut off, and counted
+                  (`MaskedSum.clipped`).
+    step:         seconds in which clients answer what is asked besides the tasks.
+    """
+
+    recovers: bool = True
+    min_clients: int = 3
+    metrics: Sequence[str] = ()
+    clip: float = 16.0
+    step: float = 30.0
+
+    def __post_init__(self) -> None:
+        flag("SecureAggregation.recovers", self.recovers)
+        for name, value, right, form in (
+            ("min_clients", self.min_clients, is_whole(self.min_clients, 3), "3 or more: two would know each other's"),
+            ("clip", self.clip, is_number(self.clip, 1e-6, 1e6), "a number, as in 16.0"),
+            ("step", self.step, is_number(self.step, 1e-3) and math.isfinite(self.step), "seconds, as in 30.0"),
+        ):
+            expect(right, f"SecureAggregation.{name}", value, form)
+        right = isinstance(self.metrics, list | tuple) and all(isinstance(each, str) for each in self.metrics)
+        expect(right, "SecureAggregation.metrics", self.metrics, 'names, as in ("loss", "accuracy")')
+        object.__setattr__(self, "metrics", tuple(self.metrics))
+
+
+@dataclass(frozen=True)
+class SecurePolicy:
+    """What a client wants of secure aggregation, whatever its server says. Raises InvalidOption.
+
+    required:    whether it sends vectors under masks only.
+    min_clients: of how many clients a sum must be at least. Where c of them may be in league with the server, an update
+                 is hidden among the others.
+    """
+
+    required: bool = False
+    min_clients: int = 3
+
+    def __post_init__(self) -> None:
+        flag("SecurePolicy.required", self.required)
+        right = is_whole(self.min_clients, 2)
+        expect(right, "SecurePolicy.min_clients", self.min_clients, "a whole number, 2 or more")
+
+    def check_unmasked(self) -> None:
+        """Raise InvalidUpdate if this client sends nothing without masks."""
+        if self.required:
+            raise InvalidUpdate("this client answers under secure aggregation only, and the server does not use it")

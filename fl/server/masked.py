@@ -1,0 +1,314 @@
+"""Rounds under secure aggregation: carries between the clients what they say to each other, and opens their sum.
+
+Used by fl/server/server.py, in its thread. fl/secure has what is computed, on both sides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from fl.envelope import Job
+from fl.errors import InvalidUpdate
+from fl.messages import Answered, Masked, Task
+from fl.report import ClientFailure, FailureKind
+from fl.secure.certified import Prove
+from fl.secure.layout import LARGEST, Summed
+from fl.secure.options import SecureAggregation
+from fl.secure.pairs import BOX, TAG, Entry
+from fl.secure.participant import layout_of
+from fl.secure.roster import Roster
+from fl.secure.summing import Summing
+from fl.secure.terms import Terms, digest, ranges
+from fl.server.federation import Void
+from fl.server.member import Member, MemberEvent
+from fl.server.members import Members
+from fl.server.round import Round
+from fl.tensors.roles import SENT, of_role
+from fl.tensors.spec import Model, specs_of
+from netq.text import describe
+
+log = logging.getLogger("netq.fl")
+
+T = TypeVar("T")
+_SOON = 0.5  # seconds that the other keepers have, once enough have answered, and as long again as those took
+
+
+class Masks:
+    """Secure aggregation at one server, in one session at a time: clients whose pairs share secrets.
+
+    prove: raises SecurityError unless an entry of a session is its client's. None: the server does not know.
+    liars: clients that have dealt or given what is wrong, and how that shows. Its user takes them out.
+    """
+
+    def __init__(self, options: SecureAggregation, members: Members, prove: Prove | None = None) -> None:
+        self.options = options
+        self._members = members
+        self._session = ""
+        self._roster: Roster | None = None
+        self._since = 0.0  # when the session began, by time.monotonic()
+        self._number = 0  # of the last masked round in the session
+        self._steps = 0  # that clients were asked
+        self._prove = prove
+        self._doubts = defaultdict[str, set[str]](set)  # by client: the others with which something was wrong
+        self.liars: dict[str, str] = {}
+
+    def begin(
+        self, task: Task, clients: Collection[Member], needed: int, most: int
+    ) -> tuple[Task, Summing, Mapping[Member, ClientFailure]]:
+        """Return the task with its terms, the sum to be, and the clients that cannot take part. Raises Void.
+
+        needed: clients that the round needs. most: the largest weight of one.
+        """
+        by_id = {str(each.id): each for each in clients}
+        roster, failures = self._with_session(by_id)
+        self._number += 1
+        ids = roster.picked([each for each in by_id if each not in failures])
+        self._check_count(ids, failures)
+        sent = of_role(task.model, task.roles, *SENT) if task.job.purpose == "train" else {}
+        try:
+            terms = Terms(
+                session=self._session,
+                number=self._number,
+                clients=ids,
+                task=digest(task),
+                ranges=ranges(sent, task.roles, self.options.clip),
+                metrics=self.options.metrics,
+                most=most,
+                least=min(len(ids), max(self.options.min_clients, needed)),
+                recovers=self.options.recovers,
+            )
+            layout = layout_of(terms, specs_of(sent))
+        except InvalidUpdate as error:
+            raise Void(f"secure aggregation cannot sum this model: {error}") from None
+        failed = {by_id[each]: failure for each, failure in failures.items()}
+        return replace(task, secure=asdict(terms)), Summing(terms, roster, layout), failed
+
+    def open(self, summing: Summing, start: Model) -> Summed:
+        """Have the sum opened by those who keep shares of its masks, and return what it says. Raises InvalidUpdate."""
+        try:
+            if summing.terms.recovers:
+                self._collect(summing)
+            elif summing.absent:
+                lost = ", ".join(summing.absent)
+                raise InvalidUpdate(f"{lost} sent no vector, and with recovers=False a sum without cannot be opened")
+            return summing.opened(start)
+        finally:
+            self.liars |= summing.liars
+            self._note(summing.doubts, len(summing.roster.committee))
+
+    def _collect(self, summing: Summing) -> None:
+        """Collect the shares that open a sum. Raises InvalidUpdate if there are too few."""
+        roster, threshold = summing.roster, summing.roster.threshold
+        asked = {"number": summing.terms.number}
+        keepers = [each for each in roster.committee if self._is_free(each)]
+        about = {**asked, "present": summing.present, "absent": summing.absent}
+        others = {each: [other for other in roster.committee if other != each] for each in keepers}
+        vouchers, failed = self._ask(
+            "agree",
+            dict.fromkeys(keepers, about),
+            lambda keeper, told: _split(told["vouchers"], TAG, others[keeper]),
+            lambda found: len(found) >= threshold,
+        )
+        questions = {
+            keeper: {
+                **asked,
+                "vouchers": {other: vouchers[other][keeper] for other in vouchers if other != keeper},
+                "packets": summing.packets_for(keeper),
+            }
+            for keeper in vouchers
+        }
+        if len(vouchers) >= threshold:
+            _, failed = self._ask("open", questions, summing.take, lambda _: summing.is_open)
+        if not summing.is_open:
+            reasons = Counter(str(failure) for failure in failed.values())
+            why = "".join(f"; of {count}: {reason}" for reason, count in reasons.most_common(1))
+            keepers_are = f"{threshold} of {len(roster.committee)} clients"
+            raise InvalidUpdate(f"the sum needs {keepers_are} to open it, and had fewer{why}")
+
+    def _is_free(self, client: str) -> bool:
+        """Return whether a client can answer now: it is there, and does no task."""
+        member = self._members.of(uuid.UUID(client))
+        return member.task is None and self._members.is_present(member)
+
+    # Set-up
+
+    def _with_session(self, clients: Mapping[str, Member]) -> tuple[Roster, dict[str, ClientFailure]]:
+        """Return the session of these clients, if need be a new one, and which of them are not in it. Raises Void."""
+        failures: dict[str, ClientFailure] = {}
+        if self._roster is not None and self._serves(self._roster, clients):
+            return self._roster, failures
+        while True:
+            left = [each for each in clients if each not in failures]
+            self._check_count(left, failures)
+            self._session, self._roster, self._number = os.urandom(16).hex(), None, 0
+            self._since = time.monotonic()
+            found = self._set_up(left)
+            if isinstance(found, Roster):
+                self._roster = found
+                return found, failures
+            failures |= found
+
+    def _serves(self, roster: Roster, clients: Mapping[str, Member]) -> bool:
+        """Return whether a session has secrets for these clients. One that has connected anew may have lost them."""
+        known = all(each in roster and member.since <= self._since for each, member in clients.items())
+        return known and roster.serves(clients)
+
+    def _check_count(self, clients: Sequence[str], failures: Mapping[str, ClientFailure]) -> None:
+        least = self.options.min_clients
+        if len(clients) < least:
+            reasons = Counter(str(failure) for failure in failures.values())
+            why = "".join(f"; of {count}: {reason}" for reason, count in reasons.most_common(1))
+            raise Void(f"{len(clients)} clients can take part in secure aggregation; expected {least} at least{why}")
+
+    def _set_up(self, clients: Sequence[str]) -> Roster | dict[str, ClientFailure]:
+        """Have these clients share secrets. Return them as the roster, or those of them that have failed."""
+        keys, failed = self._ask("keys", {each: {} for each in clients}, self._entry)
+        if failed:
+            return failed
+        ids = sorted(keys)
+        roster = Roster({each: keys[each].fingerprint for each in ids})
+        peers = {each: roster.peers(each) for each in ids}
+        known = {"clients": ids, "fingerprints": b"".join(keys[each].fingerprint for each in ids)}
+        asked = {each: {**known, "others": [list(keys[peer]) for peer in peers[each]]} for each in ids}
+        for step, size in (("boxes", BOX), ("tags", TAG)):
+            found, failed = self._ask(step, asked, partial(_parts, name=step, size=size, peers=peers))
+            if failed or (failed := self._doubted(found, peers)):
+                return failed
+            parts = {each: values for each, (values, _) in found.items()}
+            asked = {each: {step: b"".join(parts[peer][each] for peer in peers[each])} for each in ids}
+        found, failed = self._ask("check", asked, partial(_parts, name="", size=0, peers=peers))
+        return failed or self._doubted(found, peers) or roster
+
+    def _entry(self, client: str, told: Mapping[str, Any]) -> Entry:
+        entry = Entry(client, told["key"], told["chain"], told["signature"])
+        entry.check(tries=True)
+        if self._prove is not None:
+            self._prove(entry, self._session)
+        return entry
+
+    def _doubted(
+        self, found: Mapping[str, tuple[Any, Collection[str]]], peers: Mapping[str, Collection[str]]
+    ) -> dict[str, ClientFailure]:
+        """Return the clients that cannot share a session: liars, and both of two of which either may be one."""
+        doubts = {(each, other) for each, (_, refused) in found.items() for other in refused}
+        liars = self._note(doubts, max(map(len, peers.values())))
+        text = "one of this client and {} has shared another secret than the other: either may lie"
+        failures = {}
+        for each, other in doubts:
+            for one, its in ((each, other), (other, each)):
+                if not liars & {each, other}:
+                    failures[one] = ClientFailure(FailureKind.VOID, text.format(its))
+        return failures | {each: ClientFailure(FailureKind.INVALID, self.liars[each]) for each in liars}
+
+    def _note(self, doubts: Collection[tuple[str, str]], count: int) -> set[str]:
+        """Note pairs of clients of which one lies. Return those that do, as more others say than may lie themselves.
+
+        count: of those that could say so.
+        """
+        for one, other in doubts:
+            self._doubts[one].add(other)
+            self._doubts[other].add(one)
+        most = max(1, (count - 1) // 3)
+        liars = {each for each, others in self._doubts.items() if len(others - {each}) > most}
+        for liar in liars:
+            number = len(self._doubts.pop(liar))
+            self.liars[liar] = f"what it has shared with {number} others is not what these have"
+            for others in self._doubts.values():
+                others.discard(liar)
+        return liars
+
+    def _ask(
+        self,
+        step: str,
+        asked: Mapping[str, Mapping[str, Any]],
+        read: Callable[[str, Mapping[str, Any]], T],
+        is_enough: Callable[[Mapping[str, T]], bool] | None = None,
+    ) -> tuple[dict[str, T], dict[str, ClientFailure]]:
+        """Ask clients a step. Return what `read` makes of each answer, and which clients have given none.
+
+        is_enough: whether the other answers are not needed; they have a short while to come.
+        """
+        members = {each: self._members.of(uuid.UUID(each)) for each in asked}
+        self._steps += 1
+        task = Task(Job(self._members.run, self._steps, "secure"), {}, {})
+        own = {members[each]: {"secure": {"step": step, "session": self._session, **asked[each]}} for each in asked}
+        begin = time.monotonic()
+        self._members.ask(task, [*members.values()], self.options.step, keep_late=False, own=own)
+        until, found, failed = begin + self.options.step, dict[str, T](), dict[str, ClientFailure]()
+        while (answer := self._members.answer("secure", until)) is not None:
+            (peer, job), content = answer
+            member, client = self._members.of(peer), str(peer)
+            if job != task.job:
+                continue
+            if isinstance(content, ClientFailure):
+                failed[client] = content
+                continue
+            try:
+                assert isinstance(content, Answered)  # as the members have checked
+                found[client] = read(client, content.values)
+            except Exception as error:  # a client may send anything
+                why = describe(error) if not isinstance(error, InvalidUpdate) else str(error)
+                failed[client] = ClientFailure(
+                    FailureKind.INVALID, f"its answer to the step {step!r} is not valid: {why}"
+                )
+            self._members.settle(member, MemberEvent.FAIL if client in failed else MemberEvent.COUNT)
+            if is_enough is not None and is_enough(found):
+                now = time.monotonic()
+                until = min(until, now + (now - begin) + _SOON)
+        for client in asked.keys() - found.keys() - failed.keys():
+            self._members.forget(members[client])
+            failed[client] = ClientFailure(FailureKind.LATE, f"no answer to the step {step!r} of secure aggregation")
+        return found, failed
+
+
+class MaskedRound(Round[Any]):
+    """A round whose answers are vectors under masks. summing: None before the clients were asked."""
+
+    def __init__(self, masks: Masks, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._masks = masks
+        self.summing: Summing | None = None
+
+    def _ask(self, task: Task, clients: Collection[Member]) -> None:
+        try:
+            most = self._strategy.examples(LARGEST)
+            task, self.summing, failures = self._masks.begin(task, clients, self.rule.needed, most)
+        except Void as void:
+            failures = dict.fromkeys(clients, ClientFailure(FailureKind.VOID, str(void)))
+        for member, failure in failures.items():
+            self.answers.ask(member.id, is_regular=member in self._regular)
+            self._fail(member, failure)
+        super()._ask(task, [each for each in clients if each not in failures])
+
+    def add(self, client: uuid.UUID, masked: Masked) -> None:
+        """Add a client's vector to the sum. Raises InvalidUpdate."""
+        assert self.summing is not None
+        self.summing.add(str(client), masked)
+
+    def open(self, start: Model) -> Summed:
+        """Return what the sum says. Raises InvalidUpdate."""
+        assert self.summing is not None
+        return self._masks.open(self.summing, start)
+
+
+def _parts(
+    client: str, told: Mapping[str, Any], name: str, size: int, peers: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, bytes], Collection[str]]:
+    """Return what a client says to each peer, nothing if it refuses some; and those that it refuses."""
+    refused = [each for each in told["refused"] if each in peers[client]]
+    return ({} if refused or not name else _split(told[name], size, peers[client])), refused
+
+
+def _split(joined: object, size: int, names: Sequence[str]) -> dict[str, bytes]:
+    """Return equal parts by name."""
+    if type(joined) is not bytes or len(joined) != size * len(names):
+        raise InvalidUpdate(f"what has come is not {size} bytes for each of {len(names)} clients")
+    return {name: joined[size * at :][:size] for at, name in enumerate(names)}

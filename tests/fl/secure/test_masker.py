@@ -1,0 +1,116 @@
+"""A client's masks with certificates: whose keys it takes, and whose not."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import netq
+from fl.envelope import Job
+from fl.errors import InvalidUpdate
+from fl.messages import Answered, Task
+from fl.secure.certified import certified
+from fl.secure.masker import Masker
+from fl.secure.options import SecurePolicy
+from fl.secure.pairs import KEY, Entry
+from netq.errors import SecurityError
+from netq.security import certificates
+
+KEYS = Task(Job(1, 1, "secure"), {}, {}, secure={"step": "keys", "session": "00" * 16})
+
+
+@pytest.fixture(scope="module", params=["p256", "ml-dsa-65"])
+def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Path(tmp_path_factory.mktemp(request.param))
+    certificates.init(made, algorithm=request.param)
+    for name in ("a", "b"):
+        certificates.issue(made, name)
+    return made
+
+
+def security(folder: Path, name: str) -> netq.SecurityOptions:
+    return netq.SecurityOptions(folder / f"{name}-key.pem", folder / f"{name}.pem", folder / "authority.pem")
+
+
+def id_of(folder: Path, name: str) -> str:
+    [entry] = [each for each in certificates.show(folder) if each.name == name]
+    return str(entry.id)
+
+
+def signed(folder: Path, name: str, client: str, session: str = "one") -> Entry:
+    sign, _ = certified(netq.CommunicatorOptions(security=security(folder, name)))
+    return sign(Entry(client, bytes(KEY)), session)
+
+
+def test_the_key_of_a_certificate_signs_and_the_authority_proves(folder: Path) -> None:
+    _, prove = certified(netq.CommunicatorOptions(security=security(folder, "a")))
+    assert prove is not None
+    prove(signed(folder, "b", id_of(folder, "b")), "one")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda entry, folder: entry._replace(key=b"\1" * KEY), "messages were changed"),
+        (lambda entry, folder: entry._replace(signature=b""), "messages were changed"),
+        (lambda entry, folder: entry._replace(chain=[]), ""),
+        (lambda entry, folder: entry._replace(chain=[b"no certificate"]), "cannot be read"),
+        (lambda entry, folder: entry._replace(client=id_of(folder, "a")), "it shows the certificate of"),
+        (lambda entry, folder: signed(folder, "b", entry.client, "two"), "messages were changed"),
+        (lambda entry, folder: signed(folder, "server", entry.client), "not one of a client"),
+    ],
+)
+def test_a_key_that_is_not_proven_is_refused(folder: Path, change: Callable[..., Entry], reason: str) -> None:
+    _, prove = certified(netq.CommunicatorOptions(security=security(folder, "a")))
+    entry = change(signed(folder, "b", id_of(folder, "b")), folder)
+    assert prove is not None
+    with pytest.raises(SecurityError, match=f"is not proven to be its own: .*{reason}"):
+        prove(entry, "one")
+
+
+def test_a_certificate_of_another_authority_is_refused(folder: Path, tmp_path: Path) -> None:
+    certificates.init(tmp_path)
+    certificates.issue(tmp_path, "b")
+    _, prove = certified(netq.CommunicatorOptions(security=security(folder, "a")))
+    assert prove is not None
+    with pytest.raises(SecurityError, match="the certificate of the client is refused"):
+        prove(signed(tmp_path, "b", id_of(folder, "b")), "one")
+
+
+def test_the_first_step_has_the_proof(folder: Path) -> None:
+    found = Masker(SecurePolicy(), netq.CommunicatorOptions(security=security(folder, "a")))
+    found.is_client(uuid.UUID(id_of(folder, "a")))
+    answered = found.begin(KEYS)
+    assert isinstance(answered, Answered)
+    entry = Entry(id_of(folder, "a"), *(answered.values[name] for name in ("key", "chain", "signature")))
+    _, prove = certified(netq.CommunicatorOptions(security=security(folder, "b")))
+    assert prove is not None
+    prove(entry, "00" * 16)
+
+
+def test_another_id_has_no_keys_of_the_one_before() -> None:
+    found = Masker(SecurePolicy(), netq.CommunicatorOptions())
+    found.is_client(uuid.UUID(int=1))
+    found.begin(KEYS)
+    found.is_client(uuid.UUID(int=1))  # a session that begins again
+    before = found._participant
+    found.is_client(uuid.UUID(int=2))
+    assert before is not None
+    assert found._participant is None
+
+
+def test_a_task_without_masks_is_refused_where_they_are_required() -> None:
+    plain = Task(Job(1, 1, "train"), {}, {})
+    assert Masker(SecurePolicy(), netq.CommunicatorOptions()).begin(plain) is None
+    with pytest.raises(InvalidUpdate, match="under secure aggregation only"):
+        Masker(SecurePolicy(required=True), netq.CommunicatorOptions()).begin(plain)
+
+
+@pytest.mark.parametrize("options", [{"required": 1}, {"min_clients": 1}, {"min_clients": "3"}])
+def test_policies_that_are_not_valid_are_refused(options: Any) -> None:
+    with pytest.raises(netq.InvalidOption, match=f"SecurePolicy.{next(iter(options))}"):
+        SecurePolicy(**options)
