@@ -157,6 +157,7 @@ class Endpoint:
         if not self.home.baton.forked:
             not_at_end(self.close_at_end)  # now: an interrupted close is not begun again
             self.close(self.options.connection.linger, kept=True)
+            log_thread.flush(_LOG_TIME)  # however short it lingers: no thread emits lines later
 
     def _tell_lost(self, *, kept: bool) -> None:
         if lost := self.undelivered.text(self._address, kept=kept):

@@ -380,6 +380,27 @@ queue.put("nobody listens")
     assert "1 message was not delivered: 1 to 127.0.0.1:" in done.stderr
 
 
+def test_the_end_of_a_process_waits_for_a_slow_log_handler() -> None:
+    program = """
+import logging, threading
+import netq
+begun = threading.Event()
+class Slow(logging.Handler):
+    def emit(self, record):
+        begun.set()
+        threading.Event().wait(0.2)
+        print(record.getMessage(), flush=True)
+logging.getLogger("netq").addHandler(Slow())
+with netq.new("tcp", "server", netq.CommunicatorOptions(netloc=("127.0.0.1", 0))) as server:
+    netloc = server.netloc
+queue = netq.new(options=netq.CommunicatorOptions(netloc=netloc, connection=netq.ConnectionOptions(linger=0.0)))
+queue.put("nobody listens")
+begun.wait()  # that the connection is refused is being logged
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "1 message was not delivered: 1 to 127.0.0.1:" in done.stdout
+
+
 def test_failures_before_close_are_counted(communicators: Communicators) -> None:
     server = communicators.server()
     client = communicators.client(server.netloc)
