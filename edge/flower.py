@@ -104,6 +104,8 @@ def _node_config(file: File) -> dict[str, Any]:
             raise file.wrong(f"client.{key}: is not for --flower, whose messages are its app's; leave it out")
     if file.table("settings"):
         raise file.wrong("[settings]: is not for --flower; a node's config is the table [flower]")
+    if file.table("secure"):
+        raise file.wrong("[secure]: is not for --flower, whose messages have no masks; leave it out")
     if file.table("model"):
         raise file.wrong("[model]: is not for --flower, whose server sends no last model; leave it out")
     for name, value in file.table("flower").items():

@@ -78,6 +78,7 @@ class Ask(NamedTuple):
     unasked: int = MAX_NUMBER  # as of fl.envelope.Task, and so are the next two: a node never waits with its reply
     answered: int = MAX_NUMBER
     deadline: float = math.inf
+    is_secure: bool = False  # an app's messages have no masks
 
     @property
     def key(self) -> str:
@@ -91,6 +92,7 @@ class Files(NamedTuple):
     version: str
     stream: Stream
     values: Any = None  # as of fl.envelope.Task
+    is_secure: bool = False
 
     @property
     def job(self) -> None:
