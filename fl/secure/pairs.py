@@ -68,7 +68,7 @@ class Sealing:
 
         self.session, self.client = session, client
         halves = mlkem.MLKEM768PrivateKey.generate(), x25519.X25519PrivateKey.generate()
-        self._private = hpke.MLKEM768X25519PrivateKey(*halves)
+        self._private: Any = hpke.MLKEM768X25519PrivateKey(*halves)
         self.key = halves[0].public_key().public_bytes_raw() + halves[1].public_key().public_bytes_raw()
         self._suite = _suite()
         self._own: dict[str, bytes] = {}  # the secret for each client
@@ -90,7 +90,7 @@ class Sealing:
         return found
 
     def open(self, boxes: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the key of each pair, without the clients whose box cannot be opened."""
+        """Return the key of each pair, without the clients whose box cannot be opened. Once: it erases its own key."""
         from cryptography.exceptions import InvalidTag
 
         keys = {}
@@ -101,6 +101,7 @@ class Sealing:
                 continue
             first, second = (self._own[other], theirs) if self.client < other else (theirs, self._own[other])
             keys[other] = derive(first + second, self._for(*sorted((self.client, other))))
+        self._private, self._own = None, {}
         return keys
 
     def _for(self, sender: str, receiver: str) -> bytes:

@@ -99,8 +99,8 @@ class Roster:
     def _are_joined(self, clients: Collection[str]) -> bool:
         """Return whether each of these clients has more than half of its neighbours among them, on either side.
 
-        Then each has an honest one on either side, unless more than half of one side are liars (`reach`). So from
-        honest client to honest client one gets all round the ring: their masks hide them among all honest ones.
+        Then each has an honest one on either side, unless more than half of one side are liars (`reach`). So a path of
+        honest clients leads round the whole ring, and their masks hide each among all of them.
         """
         if self.is_complete:
             return True

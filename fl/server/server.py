@@ -410,9 +410,8 @@ class Server:
             needed=max(1, min(federation.min_clients, len(selected) + len(members) - len(idle))),
             close_early=federation.patience.close_early,
         )
-        if (
-            self._masks is not None
-        ):  # it waits for all: a client that is asked, and sends nothing, costs a part of the sum
+        # Under masks it waits for all: a client that is asked, and sends nothing, costs a part of the sum.
+        if self._masks is not None:
             rule = replace(rule, enough=len(selected), close_early=rule.close_early and self._masks.options.recovers)
             retried = retried[: max(1, len(selected) // 10)] if self._masks.options.recovers else []
         return self._round(task, rule, [*selected, *retried], selected)
@@ -501,11 +500,11 @@ class Server:
             text = "%s: has answered through two relays, and takes no part in %d rounds: give each device its own id"
             log.warning(text, title(client, report.names.get(client, "")), _DISPUTED)
             self._disputed[client] = report.number + _DISPUTED
-        for name, why in ({} if self._masks is None else self._masks.liars).items():
-            member = self._members.of(uuid.UUID(name))
-            log.warning("%s: takes no part in %d rounds: %s", member, _DISPUTED, why)
-            self._disputed[member.id] = report.number + _DISPUTED
         if self._masks is not None:
+            for name, why in self._masks.liars.items():
+                member = self._members.of(uuid.UUID(name))
+                log.warning("%s: takes no part in %d rounds: %s", member, _DISPUTED, why)
+                self._disputed[member.id] = report.number + _DISPUTED
             self._masks.liars.clear()
         for member in self._members:
             if report.clients:

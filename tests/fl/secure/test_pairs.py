@@ -97,7 +97,7 @@ def test_a_round_far_ahead_is_refused() -> None:
     assert ratchet.at(1)  # and nothing has changed
 
 
-def test_the_state_after_a_round_leads_to_no_key_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_after_a_round_leads_to_no_key_before() -> None:
     """All that a ratchet holds, and all that follows from it by derivation, is compared with the earlier keys."""
     ratchet = Ratchet({"b": bytes(range(32))})
     before = [ratchet.at(1)["b"], ratchet.at(2)["b"]]
