@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fl.errors import CheckpointError as CheckpointError
     from fl.errors import FederationStalled as FederationStalled
     from fl.errors import InvalidUpdate as InvalidUpdate
+    from fl.errors import PrivacyBudgetSpent as PrivacyBudgetSpent
     from fl.errors import RelayError as RelayError
     from fl.errors import SimulationError as SimulationError
     from fl.errors import TooFewUpdates as TooFewUpdates
@@ -47,11 +48,13 @@ if TYPE_CHECKING:
     from fl.messages import Update as Update
     from fl.metrics import Sum as Sum
     from fl.page.callback import Page as Page
+    from fl.privacy.options import DifferentialPrivacy as DifferentialPrivacy
     from fl.properties import ClientInfo as ClientInfo
     from fl.relay.relay import Relay as Relay
     from fl.report import ClientFailure as ClientFailure
     from fl.report import FailureKind as FailureKind
     from fl.report import MaskedSum as MaskedSum
+    from fl.report import PrivacySpent as PrivacySpent
     from fl.report import RoundReport as RoundReport
     from fl.secure.options import SecureAggregation as SecureAggregation
     from fl.secure.options import SecurePolicy as SecurePolicy
@@ -105,6 +108,7 @@ MODULES = {
         "CheckpointError",
         "FederationStalled",
         "InvalidUpdate",
+        "PrivacyBudgetSpent",
         "RelayError",
         "SimulationError",
         "TooFewUpdates",
@@ -113,9 +117,10 @@ MODULES = {
     "fl.messages": ("Report", "Skip", "Update"),
     "fl.metrics": ("Sum",),
     "fl.page.callback": ("Page",),
+    "fl.privacy.options": ("DifferentialPrivacy",),
     "fl.properties": ("ClientInfo",),
     "fl.relay.relay": ("Relay",),
-    "fl.report": ("ClientFailure", "FailureKind", "MaskedSum", "RoundReport"),
+    "fl.report": ("ClientFailure", "FailureKind", "MaskedSum", "PrivacySpent", "RoundReport"),
     "fl.secure.options": ("SecureAggregation", "SecurePolicy"),
     "fl.server.patience": ("Patience",),
     "fl.server.server": ("Server",),

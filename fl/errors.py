@@ -24,6 +24,10 @@ class FederationStalled(NetqError):
     """Too many rounds in a row did not count. The text names the round, and what the last attempt failed of."""
 
 
+class PrivacyBudgetSpent(NetqError):
+    """One more round would exceed the largest epsilon (fl.DifferentialPrivacy): there is none."""
+
+
 class UpdateStoreError(NetqError, OSError):
     """An update cannot be written to a strategy's folder, or read from it. Has the system's errno."""
 

@@ -54,14 +54,38 @@ class MaskedSum:
     """What a server learns of all clients together under secure aggregation, besides the model and the metrics.
 
     examples: the sum of their weights. Each client counts as 1 in the report's `num_examples`.
-    clipped:  the share of the updates' elements that were cut off.
+    clipped:  the share of the updates' elements that were cut off. None: it is not learnt (fl.DifferentialPrivacy).
     """
 
     examples: int
-    clipped: float
+    clipped: float | None
 
     def __str__(self) -> str:
-        return f", masked, {self.clipped:.2%} clipped"
+        return ", masked" if self.clipped is None else f", masked, {self.clipped:.2%} clipped"
+
+
+@dataclass(frozen=True)
+class PrivacySpent:
+    """What the models until now say of any one client at most, whatever its data are (fl.DifferentialPrivacy).
+
+    epsilon:          at `delta`, of all rounds together. Metrics, and who took part, are not covered.
+    rounds:           that it covers.
+    noise_multiplier: of the noise of a round, in multiples of the clip.
+    sampling:         the probability with which a client was asked; 1: all were.
+    clip:             the largest norm of a change, in the next round.
+    trusts_server:    whether the server sees the updates. If not, the clients have added the noise under masks.
+    """
+
+    epsilon: float
+    delta: float
+    rounds: int
+    noise_multiplier: float
+    sampling: float
+    clip: float
+    trusts_server: bool
+
+    def __str__(self) -> str:
+        return f", epsilon {self.epsilon:.3g} at delta {self.delta:g}"
 
 
 @dataclass(frozen=True)
@@ -98,6 +122,7 @@ class RoundReport:
     evaluation_examples: Mapping[uuid.UUID, int] = field(default_factory=dict)
     names: Mapping[uuid.UUID, str] = field(default_factory=dict)  # of the clients that have one
     masked: MaskedSum | None = None  # of secure aggregation; None: there was none
+    privacy: PrivacySpent | None = None  # of differential privacy; None: there is none
 
     def __str__(self) -> str:
         metrics = _line(self.metrics, self.not_finite, self.left_out)
@@ -113,8 +138,9 @@ class RoundReport:
             failed += f", {len(self.evaluation_skipped)} evaluations skipped"
         suspended = f", {len(self.suspended)} suspended" if self.suspended else ""
         masked = "" if self.masked is None else str(self.masked)
+        privacy = "" if self.privacy is None else str(self.privacy)
         return (
-            f"round {self.number}: {clients}{failed}{suspended}{masked}{metrics}{evaluation}"
+            f"round {self.number}: {clients}{failed}{suspended}{masked}{privacy}{metrics}{evaluation}"
             f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out"
         )
 

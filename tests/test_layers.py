@@ -79,6 +79,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.report", "fl.membership", "fl.status"],
     ["fl.subtotal"],
     ["fl.messages"],
+    ["fl.privacy*"],
     ["fl.secure*"],
     ["fl.conversation"],
     ["fl.callbacks*"],

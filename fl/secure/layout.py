@@ -38,14 +38,16 @@ class Summed(NamedTuple):
 
     model:    the mean of the updates by weight.
     examples: the sum of the weights.
-    clipped:  the share of the elements that were clipped, over all clients.
+    clipped:  the share of the elements that were clipped, over all clients. None: it is not learnt.
     metrics:  the means by weight of those that any client has.
+    within:   which part of the clients was within the clip of their norm, with noise. None: it is not learnt.
     """
 
     model: dict[str, Any]
     examples: int
-    clipped: float
+    clipped: float | None
     metrics: dict[str, float]
+    within: float | None = None
 
 
 class Layout:
@@ -113,13 +115,7 @@ class Layout:
         """Return what a sum of vectors says. Raises InvalidUpdate if it is none: a client has sent something else."""
         whole = words.large.view(np.int64)
         place = sum(spec.size for spec in self._wholes.values())
-        weight, clipped = int(whole[place]), int(whole[place + 1])
-        is_sum = (words.checksum() - int(words.large[-1])) % 2**32 == int(words.large[-1]) % 2**32
-        if not (is_sum and 0 < weight <= LARGEST and clipped >= 0):
-            raise InvalidUpdate(
-                "the masked vectors have no valid sum: a client has sent other numbers than it should, or masks that "
-                "do not fit the others'; nothing says which client"
-            )
+        weight, clipped = checked_sum(words, place), int(whole[place + 1])
         model, scratch = dict[str, Any](), Scratch()
         place_small = place_large = 0
         for name, spec in {**self._floats, **self._wholes}.items():
@@ -140,6 +136,18 @@ class Layout:
             if of > 0:
                 shown[name] = value / self._fraction * (self._most / of)
         return Summed(model, weight, clipped / max(1, self.elements * self._clients), shown)
+
+
+def checked_sum(words: Words, place: int) -> int:
+    """Return the sum of the clients' weights, at a place of the large words. Raises InvalidUpdate for no valid sum."""
+    weight = int(words.large.view(np.int64)[place])
+    is_sum = (words.checksum() - int(words.large[-1])) % 2**32 == int(words.large[-1]) % 2**32
+    if not (is_sum and 0 < weight <= LARGEST):
+        raise InvalidUpdate(
+            "the masked vectors have no valid sum: a client has sent other numbers than it should, or masks that "
+            "do not fit the others'; nothing says which client"
+        )
+    return weight
 
 
 def _clip(name: str, change: NDArray[Any], most: float) -> int:

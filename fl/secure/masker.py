@@ -57,4 +57,4 @@ class Masker:
         if prove is None:
             text = "secure aggregation without certificates: the server could give clients keys of its own; "
             log.warning(text + "certificates of clients exclude that")
-        return Participant(str(self._client), sign, prove, self._policy.min_clients)
+        return Participant(str(self._client), sign, prove, self._policy.min_clients, self._policy.noise_multiplier)

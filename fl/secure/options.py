@@ -52,17 +52,22 @@ class SecurePolicy:
     required:    whether it sends vectors under masks only.
     min_clients: of how many clients a sum must be at least. Where c of them may be in league with the server, an update
                  is hidden among the others.
+    noise_multiplier: the least noise that the clients add to a sum (fl.DifferentialPrivacy). Above 0, `required` is
+                 True. 0: a sum may have none.
     """
 
     required: bool = False
     min_clients: int = 3
+    noise_multiplier: float = 0.0
 
     def __post_init__(self) -> None:
         flag("SecurePolicy.required", self.required)
         right = is_whole(self.min_clients, 2)
         expect(right, "SecurePolicy.min_clients", self.min_clients, "a whole number, 2 or more")
+        right = is_number(self.noise_multiplier, 0, 1e6)
+        expect(right, "SecurePolicy.noise_multiplier", self.noise_multiplier, "0 or more, as in 1.0")
 
     def check_unmasked(self) -> None:
         """Raise InvalidUpdate if this client sends nothing without masks."""
-        if self.required:
+        if self.required or self.noise_multiplier > 0:
             raise InvalidUpdate("this client answers under secure aggregation only, and the server does not use it")

@@ -23,6 +23,7 @@ from fl.messages import Content, Masked, Skip, Task, Update
 from fl.secure import packets
 from fl.secure.certified import Prove, Sign
 from fl.secure.layout import Layout
+from fl.secure.noised import NoisedLayout
 from fl.secure.pairs import BOX, TAG, Entry, Ratchet, Sealing, derive, tag
 from fl.secure.roster import Roster
 from fl.secure.terms import Terms, digest
@@ -46,13 +47,15 @@ class Participant:
     prove:  raises SecurityError unless an entry of a session is its client's. None: the server is trusted to pass keys
             on as they are.
     least:  of how many clients a sum must be at least, whatever the server says.
+    noise:  the least noise multiplier of a sum. 0: a sum may have none.
     """
 
-    def __init__(self, client: str, sign: Sign, prove: Prove | None, least: int) -> None:
+    def __init__(self, client: str, sign: Sign, prove: Prove | None, least: int, noise: float = 0.0) -> None:
         self._client = client
         self._sign = sign
         self._prove = prove
         self._least = least
+        self._noise = noise
         self._session = ""
         self._set_up: _SetUp | None = None
         self._ready: tuple[Roster, Ratchet] | None = None
@@ -90,6 +93,11 @@ class Participant:
             raise InvalidUpdate("the clients of the round are not some of its session, in order, with this one")
         if terms.least < self._least:
             raise InvalidUpdate(f"the sum of {terms.least} clients at least; this client wants {self._least}")
+        noise = 0.0 if terms.clipping is None else terms.clipping.multiplier
+        if noise < self._noise:
+            raise InvalidUpdate(
+                f"a sum with a noise multiplier of {noise:g}; this client wants {self._noise:g} or more"
+            )
         if not roster.serves(terms.clients):
             raise InvalidUpdate(
                 f"the round asks {len(terms.clients)} clients of a session of {len(roster.order)}, and leaves out too "
@@ -278,7 +286,7 @@ class Masking:
         }
         sent = of_role(task.model, task.roles, *SENT) if task.job.purpose == "train" else {}
         self._start = copied(sent)
-        self._layout = layout_of(terms, specs_of(sent))
+        self._layout = layout_of(terms, specs_of(sent), roster)
 
     def mask(self, content: Content) -> Masked | Skip:
         """Return what is sent of an update, or of a report; a Skip stays one. Call it once. Raises InvalidUpdate."""
@@ -320,8 +328,11 @@ def packet_key(key: bytes, terms: Terms, sender: str, receiver: str) -> bytes:
     return derive(key, b"packet", terms.hash, sender.encode(), receiver.encode())
 
 
-def layout_of(terms: Terms, specs: Mapping[str, Spec]) -> Layout:
+def layout_of(terms: Terms, specs: Mapping[str, Spec], roster: Roster) -> Layout | NoisedLayout:
     """Return the layout of a round's vectors. specs: of the tensors that are sent. Raises InvalidUpdate."""
+    if terms.clipping is not None:
+        present = max(terms.least, roster.least) if terms.recovers else len(terms.clients)
+        return NoisedLayout(specs, terms.clipping, len(terms.clients), present - roster.liars)
     missing = [name for name, spec in specs.items() if not spec.is_exact and name not in terms.ranges]
     if missing:
         raise InvalidUpdate(f"ranges: there is none for {missing[0]!r}")

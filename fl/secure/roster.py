@@ -49,6 +49,12 @@ class Roster:
         return client in self._at
 
     @property
+    def liars(self) -> int:
+        """How many clients may be in league with the server: a third of them, if all keep shares; else a tenth."""
+        count = len(self.order)
+        return math.ceil(_LIARS * count) if count > _WITH_ALL else max(1, (count - 1) // 3)
+
+    @property
     def threshold(self) -> int:
         """How many shares open a secret.
 
@@ -56,7 +62,7 @@ class Roster:
         vouchers if 2 t > L + c. Where all clients keep shares, c is a third of them, and 1 at least.
         """
         keepers = len(self.committee)
-        return _LOTTERY if len(self.order) > keepers else (keepers + max(1, (keepers - 1) // 3)) // 2 + 1
+        return _LOTTERY if len(self.order) > keepers else (keepers + self.liars) // 2 + 1
 
     @property
     def least(self) -> int:

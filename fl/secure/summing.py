@@ -13,6 +13,7 @@ from fl.errors import InvalidUpdate
 from fl.messages import Masked
 from fl.secure import shamir
 from fl.secure.layout import Layout, Summed
+from fl.secure.noised import NoisedLayout
 from fl.secure.packets import Dealt
 from fl.secure.participant import masked_with, wanted_of
 from fl.secure.roster import Roster
@@ -30,7 +31,7 @@ class Summing:
     liars:   clients that have dealt shares of no secret.
     """
 
-    def __init__(self, terms: Terms, roster: Roster, layout: Layout) -> None:
+    def __init__(self, terms: Terms, roster: Roster, layout: Layout | NoisedLayout) -> None:
         self.terms = terms
         self.present: list[str] = []
         self.roster = roster

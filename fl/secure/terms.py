@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from fl.checks import expect
 from fl.messages import Task
+from fl.privacy.bounded import Clipping
 from fl.tensors.blocks import Scratch, bits_of, source_of
 from fl.tensors.roles import SENT, Roles, of_role
 from fl.tensors.serialization import messages
@@ -40,6 +42,8 @@ class Terms:
     most:     the largest weight of a client.
     least:    of how many clients a sum is opened at least.
     recovers: whether a sum without some of the clients can be opened. If not, there are no shares.
+    noise:    how updates are clipped as a whole, and the noise of their sum (fl/privacy/bounded.py). Empty: there is
+              none. Otherwise all weigh 1, and no metrics are summed.
     """
 
     session: str
@@ -51,6 +55,7 @@ class Terms:
     most: int
     least: int
     recovers: bool
+    noise: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         expect(is_whole(self.number, 1, 2**53), "number", self.number, "a whole number")
@@ -72,6 +77,15 @@ class Terms:
         expect(is_whole(self.most, 1, most), "most", self.most, f"a whole number, 1 to {most}")
         expect(is_whole(self.least, 2, len(self.clients)), "least", self.least, "2 to the number of clients")
         expect(type(self.recovers) is bool, "recovers", self.recovers, "True or False")
+        expect(isinstance(self.noise, Mapping), "noise", self.noise, "a dict")
+        if self.noise:
+            expect(self.most == 1, "most", self.most, "1: with noise all weigh the same")
+            expect(not self.metrics, "metrics", self.metrics, "none: there is no noise in them")
+
+    @property
+    def clipping(self) -> Clipping | None:
+        """How updates are clipped, and the noise of their sum. Raises InvalidUpdate."""
+        return Clipping(**self.noise) if self.noise else None
 
     @cached_property
     def hash(self) -> bytes:

@@ -18,6 +18,7 @@ from fl.aggregation.statistics import Statistics
 from fl.compression.packed import Packed, unpacked
 from fl.errors import InvalidUpdate
 from fl.messages import Update, with_fields
+from fl.privacy.privacy import Privacy
 from fl.report import ClientFailure, FailureKind
 from fl.strategies.base import Strategy
 from fl.subtotal import Subtotal, arrays
@@ -29,16 +30,20 @@ from netq.text import describe
 
 log = logging.getLogger("netq.fl")
 
+SUM = uuid.UUID(int=0)  # the client of an update that is the mean of many
+
 
 class Aggregation:
     """The strategy, the statistics and the constants of one server. Calls `begin` of the strategy.
 
-    model: the first one, without its local tensors.
-    roles: of its tensors, and of the local ones.
+    model:   the first one, without its local tensors.
+    roles:   of its tensors, and of the local ones.
+    privacy: clips the updates, and adds noise to their sum; the strategy gets their mean. None: it gets each of them.
     """
 
-    def __init__(self, strategy: Strategy, model: Model, roles: Roles) -> None:
+    def __init__(self, strategy: Strategy, model: Model, roles: Roles, privacy: Privacy | None = None) -> None:
         self._strategy = strategy
+        self._privacy = privacy
         self._roles = roles
         self._trained = dict.fromkeys(name for name in model if self._is_for_strategy(name, model[name]))
         self._constants = [name for name in model if roles[name] == "constant"]
@@ -59,7 +64,10 @@ class Aggregation:
         trained = unpacked({name: found[name] for name in start}, start, deltas=self._strategy.deltas)
         statistics = self._statistics.read(model, found)
         weight = update.num_examples * self._strategy.discount(staleness)
-        self._strategy.fold(start, with_fields(update, model=trained), client=client, staleness=staleness)
+        if self._privacy is not None:
+            self._privacy.fold(start, trained)
+        else:
+            self._strategy.fold(start, with_fields(update, model=trained), client=client, staleness=staleness)
         self._statistics.fold(statistics, weight)
 
     def take(self, model: Model, content: Update | Subtotal, client: uuid.UUID, staleness: int) -> None:
@@ -95,7 +103,7 @@ class Aggregation:
     @property
     def merges(self) -> bool:
         """Whether updates may be folded in several places, and their `partial`s merged."""
-        return self._strategy.merges
+        return self._strategy.merges and self._privacy is None
 
     def partial(self) -> dict[str, Any]:
         """Return what was folded since the last `finish`, for `merge` of another one like this, and begin again."""
@@ -115,6 +123,8 @@ class Aggregation:
         """Return the next model. Raises InvalidUpdate for a result that is no model, and what `finish` raises."""
         self._logged.clear()
         start = self._part(model)
+        if self._privacy is not None:
+            self._strategy.fold(start, Update(self._privacy.mean(start), 1), client=SUM)
         result = plain(self._strategy.finish(start, number=number))
         try:
             check(result, like=start)  # finite updates may still overflow
@@ -131,6 +141,8 @@ class Aggregation:
         self._logged.clear()
         self._strategy.abandon()
         self._statistics.reset()
+        if self._privacy is not None:
+            self._privacy.abandon()
 
     def _is_for_strategy(self, name: str, tensor: Any) -> bool:
         """Return whether the strategy gets a tensor. None gets a statistic that is infinite before the first round."""

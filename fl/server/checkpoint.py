@@ -93,17 +93,22 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     The arrays are views of the memory into which the file was read.
     """
+    return _load(path)[0]
+
+
+def _load(path: str | os.PathLike[str]) -> tuple[dict[str, Any], bool]:
+    """Return what `load` does, and whether it is the one before."""
     path = _resolved(path)
     previous = _beside(path, "previous")
     try:
-        return _read(path)
+        return _read(path), False
     except CheckpointError as error:
         try:
             state = _read(previous)
         except CheckpointError:
             raise error from None
         log.warning("%s; going on from %s", error, previous)
-        return state
+        return state, True
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
@@ -181,11 +186,13 @@ class Saved(NamedTuple):
     is_over: bool
     standings: Mapping[str, Any]  # of its clients
     model: State
+    privacy: Mapping[str, Any]  # what the models have said; empty: there was no noise
+    is_older: bool  # whether it is the checkpoint before the last one, which is damaged
 
 
 def restored(path: str | os.PathLike[str], strategy: Strategy) -> Saved:
     """Restore a strategy from a checkpoint, and return the rest. Raises CheckpointError."""
-    state = load(path)
+    state, is_older = _load(path)
     match state:
         case {
             "federation": bytes(federation),
@@ -195,6 +202,7 @@ def restored(path: str | os.PathLike[str], strategy: Strategy) -> Saved:
             "model": dict(model),
             "roles": dict(roles),
             "strategy": {"name": str(name), "state": dict(own)},
+            "privacy": dict(privacy),
         } if len(federation) == 16 and is_whole(number, 1, 2**62) and model and are_roles(roles):
             ours = type(strategy).__name__
             if name != ours:
@@ -217,10 +225,10 @@ def restored(path: str | os.PathLike[str], strategy: Strategy) -> Saved:
                 assign(found := State(model, roles), None)
             except (InvalidOption, InvalidUpdate) as error:
                 raise CheckpointError(f"{path}: {error}; expected a checkpoint of this version") from error
-            return Saved(uuid.UUID(bytes=federation), number, is_over, standings, found)
+            return Saved(uuid.UUID(bytes=federation), number, is_over, standings, found, privacy, is_older)
         case _:
             has = reprlib.repr(list(state))[1:-1]
             raise CheckpointError(
                 f"{path}: is not of a server: it has {has}; expected federation, number, is_over, standings, "
-                "model, roles and strategy"
+                "model, roles, strategy and privacy"
             )

@@ -17,16 +17,17 @@ from typing import Any, TypeVar
 import netq
 from fl.callbacks.base import Callback, Callbacks
 from fl.envelope import Job, Purpose
-from fl.errors import InvalidUpdate, TooFewUpdates
+from fl.errors import CheckpointError, InvalidUpdate, TooFewUpdates
 from fl.messages import Task
+from fl.privacy.privacy import Privacy
 from fl.properties import ClientInfo, Properties
-from fl.report import ClientFailure, FailureKind, RoundReport
+from fl.report import ClientFailure, FailureKind, PrivacySpent, RoundReport
 from fl.schedules import resolved
 from fl.server import details
 from fl.server.aggregation import Aggregation
 from fl.server.checkpoint import Checkpoint
 from fl.server.patience import Attempts, Patience
-from fl.server.validation import check_config, check_settings, checked_callbacks, checked_evaluation
+from fl.server.validation import check_config, check_privacy, check_settings, checked_callbacks, checked_evaluation
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import separate
@@ -65,6 +66,7 @@ class Federation:
         evaluate: bool | Mapping[str, Any],
         checkpoint: str | os.PathLike[str] | None,
         callbacks: Iterable[Callback],
+        privacy: Privacy | None = None,
     ) -> None:
         check_settings(model, strategy, min_clients, wait, patience, config)
         self.roles = assign(model, roles)
@@ -79,7 +81,11 @@ class Federation:
         self.callbacks = Callbacks(checked_callbacks(callbacks))
         self.callbacks.check(self.model)
         self.strategy = strategy or FedAvg()
-        self.aggregation = Aggregation(self.strategy, self.model, self.roles)
+        self.privacy = privacy
+        if privacy is not None:
+            check_privacy(privacy, self.strategy, self.model, self.roles)
+        sees_updates = privacy is None or not privacy.at_clients
+        self.aggregation = Aggregation(self.strategy, self.model, self.roles, privacy if sees_updates else None)
         if self.strategy.least > min_clients:
             who, least = type(self.strategy).__name__, self.strategy.least
             log.warning("%s needs %d updates; with min_clients=%d a round may come to nothing", who, least, min_clients)
@@ -110,6 +116,11 @@ class Federation:
         expect(is_whole(count), "Server.rounds: count", count, "a whole number")
         self._end = end = self.number + count
         while self.number < end:
+            if self.privacy is not None and self.privacy.is_spent:
+                log.warning("the rounds end after round %d: one more would exceed max_epsilon", self.number)
+                self.is_over = True
+                save()
+                return
             report = attempt()
             yield report
             if self.callbacks.stop:
@@ -127,13 +138,17 @@ class Federation:
     def select(
         self, number: int, clients: Sequence[uuid.UUID], properties: Mapping[uuid.UUID, Properties]
     ) -> list[uuid.UUID]:
-        """Return those of the clients that the strategy selects, each once. properties: what they say of themselves."""
+        """Return those of the clients that the strategy selects, each once. properties: what they say of themselves.
+
+        Raises PrivacyBudgetSpent.
+        """
         self.strategy.properties = properties
         chosen = self.strategy.select(number, clients)
         if not isinstance(chosen, Collection) or not all(isinstance(peer, uuid.UUID) for peer in chosen):
             wrong = f"{type(self.strategy).__name__}.select: returned {chosen!r}"
             raise netq.InvalidOption(f"{wrong}; expected a list of some of the ids that it was given")
-        return list(dict.fromkeys(chosen))
+        found = list(dict.fromkeys(chosen))
+        return found if self.privacy is None else self.privacy.drawn(found)
 
     def evaluators(self, number: int, clients: Sequence[Client]) -> Sequence[Client]:
         """Return those of the clients that evaluate the model of a round: a fraction, at random by the strategy's seed.
@@ -173,7 +188,30 @@ class Federation:
         except Exception as error:  # a bug of the strategy; the next round may succeed
             log.exception("the strategy could not finish round %d", number)
             raise self.void(number, f"the strategy could not finish it: {describe(error)}") from error
+        if self.privacy is not None:
+            if not self.privacy.at_clients:
+                self.privacy.charge()
+            self.privacy.follow()
         self.number, self.attempts.void = number, 0
+
+    def restore_privacy(self, state: Mapping[str, Any], *, is_older: bool) -> None:
+        """Restore what the models have said. Raises CheckpointError."""
+        if self.privacy is None and state:
+            raise CheckpointError("its rounds had noise, and the next ones would have none; give `privacy` as it was")
+        if self.privacy is not None:
+            if not state:
+                raise CheckpointError("its rounds had no noise, so no epsilon holds; begin anew, or without `privacy`")
+            self.privacy.restore(state, is_older=is_older)
+
+    @property
+    def draws(self) -> bool:
+        """Whether clients are drawn at random: a round asks only those, and any number of them counts."""
+        return self.privacy is not None and self.privacy.is_drawn
+
+    @property
+    def spent(self) -> PrivacySpent | None:
+        """What the models have said until now, for a report."""
+        return None if self.privacy is None else self.privacy.spent
 
     def void(self, number: int, reason: str) -> Void:
         """Discard the updates of a round, and say so in the log. Return what to raise."""
@@ -183,6 +221,8 @@ class Federation:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write the checkpoint, if there is one. A disk that is full now may have room after the next round.
+
+        Under differential privacy the model must not leave before it is written: raises OSError.
 
         state: further values for the file, by name.
         """
@@ -195,10 +235,13 @@ class Federation:
             "model": dict(self.model),
             "roles": dict(self.roles),
             "strategy": {"name": type(self.strategy).__name__, "state": self.strategy.state()},
+            "privacy": {} if self.privacy is None else self.privacy.state(),
         }
         try:
             self.checkpoint.save(state)
         except OSError as error:
+            if self.privacy is not None:
+                raise
             text = "round %d has no checkpoint: %s; a server that is started now goes on from the one before"
             log.error(text, self.number, error)
 

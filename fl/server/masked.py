@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from fl.envelope import Job
 from fl.errors import InvalidUpdate
 from fl.messages import Answered, Masked, Task
+from fl.privacy.bounded import Clipping
 from fl.report import ClientFailure, FailureKind
 from fl.secure.certified import Prove
 from fl.secure.layout import LARGEST, Summed
@@ -61,11 +62,11 @@ class Masks:
         self.liars: dict[str, str] = {}
 
     def begin(
-        self, task: Task, clients: Collection[Member], needed: int, most: int
+        self, task: Task, clients: Collection[Member], needed: int, most: int, clipping: Clipping | None
     ) -> tuple[Task, Summing, Mapping[Member, ClientFailure]]:
         """Return the task with its terms, the sum to be, and the clients that cannot take part. Raises Void.
 
-        needed: clients that the round needs. most: the largest weight of one.
+        needed: clients that the round needs. most: the largest weight of one. clipping: with noise in the sum, if any.
         """
         by_id = {str(each.id): each for each in clients}
         roster, failures = self._with_session(by_id)
@@ -79,13 +80,14 @@ class Masks:
                 number=self._number,
                 clients=ids,
                 task=digest(task),
-                ranges=ranges(sent, task.roles, self.options.clip),
+                ranges={} if clipping else ranges(sent, task.roles, self.options.clip),
                 metrics=self.options.metrics,
-                most=most,
+                most=1 if clipping else most,
                 least=min(len(ids), max(self.options.min_clients, needed)),
                 recovers=self.options.recovers,
+                noise=asdict(clipping) if clipping else {},
             )
-            layout = layout_of(terms, specs_of(sent))
+            layout = layout_of(terms, specs_of(sent), roster)
         except InvalidUpdate as error:
             raise Void(f"secure aggregation cannot sum this model: {error}") from None
         failed = {by_id[each]: failure for each, failure in failures.items()}
@@ -270,17 +272,21 @@ class Masks:
 
 
 class MaskedRound(Round[Any]):
-    """A round whose answers are vectors under masks. summing: None before the clients were asked."""
+    """A round whose answers are vectors under masks. summing: None before the clients were asked.
 
-    def __init__(self, masks: Masks, *arguments: Any) -> None:
+    clipping: of the updates, with noise in their sum; None: there is none.
+    """
+
+    def __init__(self, masks: Masks, clipping: Clipping | None, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._masks = masks
+        self._clipping = clipping
         self.summing: Summing | None = None
 
     def _ask(self, task: Task, clients: Collection[Member]) -> None:
         try:
             most = self._strategy.examples(LARGEST)
-            task, self.summing, failures = self._masks.begin(task, clients, self.rule.needed, most)
+            task, self.summing, failures = self._masks.begin(task, clients, self.rule.needed, most, self._clipping)
         except Void as void:
             failures = dict.fromkeys(clients, ClientFailure(FailureKind.VOID, str(void)))
         for member, failure in failures.items():

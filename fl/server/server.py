@@ -26,11 +26,14 @@ from fl.callbacks.base import Callback
 from fl.envelope import PURPOSES
 from fl.errors import CheckpointError, InvalidUpdate
 from fl.messages import Description, Masked, Task, Update
+from fl.privacy.options import DifferentialPrivacy
+from fl.privacy.privacy import Privacy
 from fl.properties import ClientInfo, title
 from fl.report import MaskedSum, RoundReport
 from fl.secure.certified import certified
 from fl.secure.layout import Summed
 from fl.secure.options import SecureAggregation
+from fl.server.aggregation import SUM
 from fl.server.answers import Answers
 from fl.server.checkpoint import restored
 from fl.server.federation import Federation, Void
@@ -55,7 +58,6 @@ from netq.validate import expect
 log = logging.getLogger("netq.fl")
 
 _Figures: TypeAlias = Mapping[uuid.UUID, netq.Statistics]
-_SUM = uuid.UUID(int=0)  # whose update a sum is
 _CLIPPED = 0.001  # the share of the elements from which on a warning says so
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
 _NAMED = 3  # clients that a line of the log names
@@ -89,6 +91,7 @@ class Server:
                   as texts. The name of a certificate is proof, one that a client gives itself is not. True: any client.
                   Whoever may be one decides how much its clients weigh.
     secure:       secure aggregation: the server learns the sum of the clients' updates, and no update. None: none.
+    privacy:      differential privacy: the models say little of any one client, and the reports how little. None: none.
     callbacks:    objects that are called as rounds go on.
     """
 
@@ -108,6 +111,7 @@ class Server:
         checkpoint: str | os.PathLike[str] | None = None,
         relays: bool | Collection[str] = False,
         secure: SecureAggregation | None = None,
+        privacy: DifferentialPrivacy | None = None,
         callbacks: Iterable[Callback] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
@@ -126,6 +130,7 @@ class Server:
             evaluate=evaluate,
             checkpoint=checkpoint,
             callbacks=callbacks,
+            privacy=None if privacy is None else Privacy(privacy, at_clients=secure is not None),
         )
         self._wait = min_clients if wait is None else wait
         first = federation.patience.deadline_of(1)
@@ -133,9 +138,15 @@ class Server:
         self._closed = threading.Event()
         self._disputed: dict[uuid.UUID, int] = {}  # clients that relays leave out, and until which round
         try:
-            if relays and not federation.strategy.merges:
-                raise netq.InvalidOption(f"Server.relays: {not_through_relays(federation.strategy)}")
-            check_secure(secure, federation.strategy, federation.model, federation.roles, config, relays=bool(relays))
+            if relays and not federation.aggregation.merges:
+                raise netq.InvalidOption(
+                    f"Server.relays: {not_through_relays(federation.strategy, privacy=privacy is not None)}"
+                )
+            check_secure(
+                *(secure, federation.strategy, federation.model, federation.roles, config),
+                relays=bool(relays),
+                with_noise=privacy is not None,
+            )
             bounds = limits(federation.model, memory_limit, relays=bool(relays), secure=secure is not None)
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
@@ -154,6 +165,8 @@ class Server:
         except BaseException:
             federation.close()
             raise
+        if privacy is not None and checkpoint is None:
+            log.warning("privacy without a checkpoint: a server that is started again does not know what was spent")
         if relays and relays is not True and not _knows_names(options or netq.CommunicatorOptions()):
             log.warning("relays are known by names that no certificate proves: any client may give itself one of them")
         federation.callbacks.listens(self)
@@ -181,6 +194,11 @@ class Server:
         except (KeyError, TypeError, ValueError) as error:
             server.close(0.0)
             raise CheckpointError(f"{path}: its clients' standings cannot be restored: {describe(error)}") from error
+        try:
+            server._federation.restore_privacy(saved.privacy, is_older=saved.is_older)
+        except CheckpointError as error:
+            server.close(0.0)
+            raise CheckpointError(f"{path}: {error}") from error
         server._federation.is_over = saved.is_over
         server._federation.number = saved.number  # its `run` is another: answers to tasks of the dead one do not count
         return server
@@ -275,14 +293,19 @@ class Server:
     def _fold_sum(self, number: int, training: Round[Any]) -> None:
         """Fold the mean of the updates, of which the sum of their vectors says. Raises Void."""
         federation = self._federation
+        privacy = federation.privacy
         try:
+            if privacy is not None:
+                privacy.charge()
             summed = training.answers.summed = self._open(training)
-            if summed.clipped > _CLIPPED:
+            if privacy is not None:
+                privacy.within = summed.within
+            if (summed.clipped or 0.0) > _CLIPPED:
                 text = (
                     "round %d: %.1f %% of the changes were larger than SecureAggregation.clip allows, and were cut off"
                 )
-                log.warning(text, number, 100 * summed.clipped)
-            federation.aggregation.fold(federation.model, Update(summed.model, summed.examples), _SUM, 0)
+                log.warning(text, number, 100 * (summed.clipped or 0.0))
+            federation.aggregation.fold(federation.model, Update(summed.model, summed.examples), SUM, 0)
         except InvalidUpdate as error:
             raise federation.void(number, str(error)) from error
 
@@ -410,6 +433,8 @@ class Server:
             needed=max(1, min(federation.min_clients, len(selected) + len(members) - len(idle))),
             close_early=federation.patience.close_early,
         )
+        if federation.draws:
+            rule, retried = replace(rule, needed=1), []
         # Under masks it waits for all: a client that is asked, and sends nothing, costs a part of the sum.
         if self._masks is not None:
             rule = replace(rule, enough=len(selected), close_early=rule.close_early and self._masks.options.recovers)
@@ -443,7 +468,10 @@ class Server:
         ours = self._federation
         of_server = self._members, standing, ours.strategy, ours.aggregation, ours.callbacks
         of_round = task, rule, clients, regular
-        return Round(*of_server, *of_round) if self._masks is None else MaskedRound(self._masks, *of_server, *of_round)
+        if self._masks is None:
+            return Round(*of_server, *of_round)
+        clipping = None if ours.privacy is None else ours.privacy.clipping
+        return MaskedRound(self._masks, clipping, *of_server, *of_round)
 
     def _finish(self, number: int, training: Round[Update | Subtotal]) -> None:
         """Make the next model of the updates. Leave the model unchanged if there are too few, and count none."""
@@ -489,6 +517,7 @@ class Server:
             suspended=tuple(self._standings["train"].suspended(self._members)),
             names={**training.names, **{each.id: each.name for each in self._members if each.name}},
             masked=None if summed is None else MaskedSum(summed.examples, summed.clipped),
+            privacy=self._federation.spent,
         )
 
     def _end(self, report: RoundReport, training: Answers, clients: Collection[uuid.UUID]) -> None:

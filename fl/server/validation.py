@@ -13,6 +13,7 @@ from fl.callbacks.base import Callback
 from fl.checks import MODEL_IS
 from fl.compression.compressor import Compression
 from fl.envelope import RESERVED
+from fl.privacy.privacy import Privacy
 from fl.schedules import resolved
 from fl.secure.layout import LARGEST
 from fl.secure.options import SecureAggregation
@@ -57,14 +58,27 @@ def check_relays(relays: object, whose: str = "Server.relays") -> None:
 
 
 def check_secure(
-    secure: object, strategy: Strategy, model: Model, roles: Roles, config: object, *, relays: bool
+    secure: object,
+    strategy: Strategy,
+    model: Model,
+    roles: Roles,
+    config: object,
+    *,
+    relays: bool,
+    with_noise: bool,
 ) -> None:
-    """Raise InvalidOption unless updates for this strategy, and of this model, can be summed under masks."""
+    """Raise InvalidOption unless updates for this strategy, and of this model, can be summed under masks.
+
+    with_noise: whether the clients add noise.
+    """
     if secure is None:
         return
     expect(isinstance(secure, SecureAggregation), "Server.secure", secure, "an object, as in fl.SecureAggregation()")
+    assert isinstance(secure, SecureAggregation)
     name = type(strategy).__name__
     wrong = {
+        "the metrics of SecureAggregation have no noise, and say more of a client than epsilon does; expected "
+        "metrics=()": with_noise and len(secure.metrics) > 0,
         f"{name} looks at single updates, and the server learns their mean only; expected FedAvg, FedProx, FedAvgM, "
         "FedAdagrad, FedAdam or FedYogi": not strategy.takes_means,
         f"{name} has the compression {strategy.compression}; a vector under masks cannot be packed; expected none": (
@@ -74,7 +88,7 @@ def check_secure(
             strategy.staleness is not None
         ),
         f"{name} has no bound of the examples of a client; expected max_examples, as in {name}(max_examples=10_000), "
-        'or "equal" if all clients are to weigh the same': strategy.examples(LARGEST) == LARGEST,
+        'or "equal" if all clients are to weigh the same': (strategy.examples(LARGEST) == LARGEST and not with_noise),
         "vectors under masks do not pass relays; expected relays=False": relays,
         "the config is a function, and a client whose task is another than those of all has no masks in common with "
         "them; expected a dict": callable(config),
@@ -91,9 +105,31 @@ def check_secure(
             )
 
 
-def not_through_relays(strategy: Strategy) -> str:
+def check_privacy(privacy: Privacy, strategy: Strategy, model: Model, roles: Roles) -> None:
+    """Raise InvalidOption unless noise covers all that a client adds to a model by this strategy."""
+    name, is_drawn = type(strategy).__name__, privacy.is_drawn
+    others = [each for each, tensor in of_role(model, roles, *SENT).items() if roles[each] != "trained"]
+    wrong = {
+        f"{name} looks at single updates, and gets their mean with noise only; expected FedAvg, FedProx, FedAvgM, "
+        "FedAdagrad, FedAdam or FedYogi": not strategy.takes_means,
+        f"{name} takes late updates, with which a client adds twice to a model; expected staleness=None": (
+            strategy.staleness is not None
+        ),
+        f"{name} selects a part of the clients, and DifferentialPrivacy.sampling draws them; expected fraction=1.0": (
+            is_drawn and strategy.enough(10**6) != 10**6
+        ),
+        f"{', '.join(map(repr, others[:3]))} changes with the data, and is no tensor to which noise can be added; "
+        'expected layers without statistics, as GroupNorm in place of BatchNorm, or roles={"…": "local"}': bool(others),
+        f"{name}: its model has no trained tensor": len(of_role(model, roles, "trained")) == 0,
+    }
+    for why, is_so in wrong.items():
+        if is_so:
+            raise netq.InvalidOption(f"Server.privacy: {why}")
+
+
+def not_through_relays(strategy: Strategy, *, privacy: bool = False) -> str:
     """Return why updates for this strategy cannot pass a relay, and what to do."""
-    name = type(strategy).__name__
+    name = "the clip of DifferentialPrivacy" if privacy else type(strategy).__name__
     return f"{name} needs each update, and a relay sends one sum: connect the clients to the server itself"
 
 

@@ -13,6 +13,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fl.callbacks.base import ClientState
@@ -107,6 +108,7 @@ class VirtualServer:
             if federation.evaluates(number):
                 evaluation = self._evaluate(number, training)
         found = report(number, attempt, training, evaluation, self._training.seconds, self._training.suspended)
+        found = replace(found, privacy=federation.spent)
         federation.callbacks.round_ends(found, self.model)
         return found
 
@@ -167,7 +169,7 @@ class AtOnce:
                 done = [client for client in chunk.clients if client not in results.failed]
                 self._population.note(done, ClientState.DONE, results.size // max(1, len(results.good)))
                 self._population.note(results.failed, ClientState.FAILED)
-        return tally, max(1, min(self._federation.min_clients, len(selected)))
+        return tally, 1 if self._federation.draws else max(1, min(self._federation.min_clients, len(selected)))
 
     def _fold(self, model: Model, results: Results) -> None:
         """Fold what a worker has folded, or the updates that it has not: some of them may be refused."""

@@ -14,6 +14,7 @@ import inspect
 import io
 import logging
 import os
+import random
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -26,6 +27,7 @@ import netq
 from fl.callbacks import plots
 from fl.client import Client
 from fl.errors import SimulationError
+from fl.privacy.privacy import Privacy
 from fl.properties import title
 from fl.report import MEASURED, FailureKind, RoundReport
 from fl.server.federation import Federation
@@ -193,14 +195,17 @@ def _virtual(
     settings: Mapping[str, Any],
 ) -> Iterator[VirtualServer]:
     """Yield a server of virtual clients. make: makes the engine, which is ended with the `with` block."""
-    federation = Federation(model, **{**_DEFAULTS, **settings})
+    settings = {**_DEFAULTS, **settings}
+    if (options := settings.get("privacy")) is not None:  # noise that can be repeated
+        settings["privacy"] = Privacy(options, at_clients=False, source=random.Random(f"{seed} privacy"))
+    federation = Federation(model, **settings)
     with closing(federation):
         strategy = federation.strategy
         is_timed = devices is not None or strategy.buffer is not None
         given = devices or Devices()
         profiles = given.of(len(clients)) if is_timed else []
         kept = Kept(keep)
-        folds = strategy.merges and not is_timed
+        folds = federation.aggregation.merges and not is_timed
         with make(ChunkWorker(clients, strategy, federation.roles, Calls(seed), folds=folds)) as engine:
             population = Population(clients, engine, kept, federation)
             training: Training = AtOnce(federation, population)

@@ -217,16 +217,16 @@ class ByClock:
 
     def train(self, task: Task, clients: Sequence[uuid.UUID]) -> tuple[Tally, int]:
         """Train, and fold the updates in the order in which they arrive, until the round is complete."""
-        tally = Tally()
+        tally, federation = Tally(), self._federation
         regular, selected, retried = self._select(task.job.round, clients, tally)
-        buffer = self._federation.strategy.buffer
+        buffer = federation.strategy.buffer
         rule = RoundRule(needed=1, buffer=buffer)
         if buffer is None:
             busy = len(self._at_work)
             rule = RoundRule(
-                enough=min(self._federation.strategy.enough(regular), len(selected)),
-                needed=max(1, min(self._federation.min_clients, len(selected) + busy)),
-                close_early=self._federation.patience.close_early,
+                enough=min(federation.strategy.enough(regular), len(selected)),
+                needed=1 if federation.draws else max(1, min(federation.min_clients, len(selected) + busy)),
+                close_early=federation.patience.close_early,
             )
         work = _Work(task, rule, tally, selected if buffer is None else ())
         if buffer is None:
@@ -254,7 +254,7 @@ class ByClock:
         regular = [id for id in idle if id not in left_out]
         chosen = federation.select(number, regular, self._population.properties)
         selected = tally.those_there(chosen, regular)
-        return len(regular), selected, [each.id.int for each in found.retried]
+        return len(regular), selected, [] if federation.draws else [each.id.int for each in found.retried]
 
     def _run(self, work: _Work) -> None:
         """Take what arrives until the round is complete, no task is under way, or the deadline has passed."""

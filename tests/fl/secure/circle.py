@@ -12,6 +12,7 @@ import numpy as np
 from fl.envelope import Job
 from fl.errors import InvalidUpdate
 from fl.messages import Answered, Masked, Task, Update
+from fl.privacy.bounded import Clipping
 from fl.report import ClientFailure, FailureKind
 from fl.secure import layout
 from fl.secure.layout import Summed
@@ -71,6 +72,7 @@ class Circle:
         self._members = _Members(self)
         members: Any = self._members
         self.masks = Masks(options or SecureAggregation(), members)
+        self.clipping: Clipping | None = None
         self._round = 0
 
     def begin(self, most: int = 1, needed: int = 3, **fields: Any) -> tuple[Task, Summing, Mapping[str, str]]:
@@ -78,7 +80,7 @@ class Circle:
         self._round += 1
         task = Task(Job(1, self._round, "train"), self.model, {}, **fields)
         members = [self._members.of(uuid.UUID(each)) for each in self.ids]
-        task, summing, failures = self.masks.begin(task, members, needed, most)
+        task, summing, failures = self.masks.begin(task, members, needed, most, self.clipping)
         return task, summing, {str(member.id): str(failure) for member, failure in failures.items()}
 
     def update(self, client: str, task: Task) -> Masked:

@@ -49,6 +49,7 @@ def state(name: str) -> dict[str, Any]:
         "model": model,
         "roles": {"w": "trained", "n": "averaged", "head": "local"},
         "strategy": strategy,
+        "privacy": {},
     }
 
 

@@ -1,0 +1,67 @@
+"""The options of differential privacy at a server. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from netq.validate import expect, is_number
+
+
+@dataclass(frozen=True)
+class DifferentialPrivacy:
+    """Bounds what the models say of any one client, whatever its data are: noise is added to each round's sum.
+
+    What is protected is all that a client adds in all rounds ("device level"). All clients weigh the same. Who adds the
+    noise: the server; with secure aggregation the clients, each a part, so that the server learns no sum without.
+
+    clip:             the largest L2 norm of a client's change, over all tensors together. A longer change is scaled
+                      down to it.
+    noise_multiplier: the standard deviation of the noise in each element of the sum, in multiples of `clip`.
+    delta:            of the guarantee; below 1 divided by the number of clients.
+    max_epsilon:      the rounds end before epsilon exceeds it. None: they do not.
+    quantile:         `clip` follows the norms, so that this part of the clients is below it: 0.5. None: it stays.
+    sampling:         the probability with which each client is asked in a round, by a draw that nobody may know who
+                      sees the models: epsilon is smaller then. It replaces the strategy's `fraction`, and needs the
+                      package dp-accounting. 1: all are asked.
+
+    Raises InvalidOption.
+    """
+
+    clip: float
+    noise_multiplier: float
+    delta: float = 1e-5
+    max_epsilon: float | None = None
+    quantile: float | None = None
+    sampling: float = 1.0
+
+    def __post_init__(self) -> None:
+        most, epsilon, quantile = self.max_epsilon, "a number above 0, as in 8.0", self.quantile
+        for name, value, right, form in (
+            ("clip", self.clip, _is_above_0(self.clip), "a number above 0, as in 1.0: 0 would leave noise only"),
+            (
+                "noise_multiplier",
+                self.noise_multiplier,
+                _is_above_0(self.noise_multiplier) and 1e-3 <= self.noise_multiplier <= 1e6,
+                "a number from 0.001 to 1e6, as in 1.0: without noise nothing is protected",
+            ),
+            ("delta", self.delta, _is_above_0(self.delta) and self.delta < 1, "a number between 0 and 1, as in 1e-5"),
+            ("max_epsilon", most, most is None or _is_above_0(most), epsilon),
+            (
+                "quantile",
+                quantile,
+                quantile is None or (_is_above_0(quantile) and quantile < 1),
+                "a number between 0 and 1, as in 0.5",
+            ),
+            (
+                "sampling",
+                self.sampling,
+                _is_above_0(self.sampling) and self.sampling <= 1,
+                "a number above 0, and 1 at most",
+            ),
+        ):
+            expect(right, f"DifferentialPrivacy.{name}", value, form)
+
+
+def _is_above_0(value: object) -> bool:
+    return is_number(value, 0) and 0 < value < math.inf

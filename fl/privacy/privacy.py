@@ -1,0 +1,187 @@
+"""Differential privacy of one server: which changes are summed, with which noise, and what the models have said.
+
+Owned by fl/server/federation.py, used in its thread. Knows no client, and sends nothing. Either the server sees the
+updates, and their sum and the noise are made here; or the clients add noise under masks (fl/secure/noised.py), and this
+keeps the ledger.
+
+Source: McMahan et al., 2018, "Learning differentially private recurrent language models" (DP-FedAvg, with fixed
+denominators); the clip follows the norms as in Andrew et al., 2021, "Differentially private learning with adaptive
+clipping".
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl.errors import CheckpointError, PrivacyBudgetSpent
+from fl.privacy.accountant import Ledger, Noise, library
+from fl.privacy.bounded import Bounded, Clipping
+from fl.privacy.noise import normal
+from fl.privacy.options import DifferentialPrivacy
+from fl.report import PrivacySpent
+from fl.tensors.blocks import BLOCK
+from fl.tensors.spec import Model, specs_of
+from netq.errors import InvalidOption
+from netq.text import describe
+from netq.validate import expect, is_number
+
+log = logging.getLogger("netq.fl")
+
+T = TypeVar("T")
+
+_RATE = 0.2  # by which the clip follows the norms, per round: exp(-rate * (the part within it - quantile))
+_EMPTY = 1e-6  # of delta: the probability of a round for which no client is drawn, at most
+
+
+class Privacy:
+    """The clip, the sum of the round under way, and the ledger.
+
+    at_clients: whether the clients add the noise.
+    source:     of the draws and the noise.
+    within:     which part of the round's clients was within the clip, with noise; None: it is not counted.
+    """
+
+    def __init__(self, options: DifferentialPrivacy, *, at_clients: bool, source: random.Random | None = None) -> None:
+        form = "an object, as in fl.DifferentialPrivacy(clip=1.0, noise_multiplier=1.0)"
+        expect(isinstance(options, DifferentialPrivacy), "Server.privacy", options, form)
+        if options.sampling < 1:
+            library()
+        self.at_clients = at_clients
+        self.clipping = Clipping(options.clip, options.noise_multiplier, options.quantile is not None)
+        self._options = options
+        self._source = source or random.SystemRandom()
+        self._noise = Noise(options.noise_multiplier, options.sampling, at_clients)
+        self._ledger = Ledger()
+        self._clients = 1.0  # by how many the sum of this round is divided
+        self._bounded: Bounded | None = None
+        self._total: NDArray[np.int64] | None = None  # of the changes of this round; None before its first one
+        self.within: float | None = None
+        self._has_warned = False
+        first, most = self._ledger.epsilon_with(self._noise, options.delta), options.max_epsilon
+        if most is not None and first > most:
+            raise InvalidOption(
+                f"DifferentialPrivacy.max_epsilon: {most}; expected more than the {first:.3g} of one round, or more "
+                "noise"
+            )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the clients of a round are drawn at random."""
+        return self._options.sampling < 1
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether one more round would exceed the largest epsilon."""
+        most = self._options.max_epsilon
+        return most is not None and self._ledger.epsilon_with(self._noise, self._delta(1)) > most
+
+    @property
+    def spent(self) -> PrivacySpent:
+        """What the models have said until now."""
+        options = self._options
+        return PrivacySpent(
+            epsilon=self._ledger.epsilon(self._delta(0)),
+            delta=options.delta,
+            rounds=len(self._ledger),
+            noise_multiplier=options.noise_multiplier,
+            sampling=options.sampling,
+            clip=self.clipping.clip,
+            trusts_server=not self.at_clients,
+        )
+
+    def _delta(self, more: int) -> float:
+        """Return the delta for the noise: the other part is that a round may have no client."""
+        of_draws = _EMPTY * (len(self._ledger) + more) if self._options.sampling < 1 else 0.0
+        return self._options.delta * max(1e-3, 1 - of_draws)
+
+    def drawn(self, clients: Sequence[T]) -> list[T]:
+        """Begin an attempt of a round. Return which of the clients are asked. Raises PrivacyBudgetSpent."""
+        if self.is_spent:
+            raise PrivacyBudgetSpent(
+                f"epsilon is {self.spent.epsilon:.3g} after {len(self._ledger)} rounds, and one more would exceed "
+                f"max_epsilon={self._options.max_epsilon}: the model is final"
+            )
+        self.abandon()
+        self._warn(len(clients))
+        chance = self._options.sampling
+        self._clients = max(1.0, chance * len(clients))
+        if chance == 1:
+            return list(clients)
+        if len(clients) * math.log1p(-chance) > math.log(_EMPTY * self._options.delta):
+            least = math.ceil(math.log(_EMPTY * self._options.delta) / math.log1p(-chance))
+            text = "%d clients are too few to draw %g of them: that none is drawn must be unlikely; %d are enough"
+            log.warning(text, len(clients), chance, least)
+            return []
+        return [each for each in clients if self._source.random() < chance]
+
+    def _warn(self, clients: int) -> None:
+        if not self._has_warned and self._options.delta * clients >= 1:
+            text = "delta=%g is 1/%d or more: it allows to publish all that one of %d clients has; expected less"
+            log.warning(text, self._options.delta, clients, clients)
+            self._has_warned = True
+
+    def fold(self, start: Model, trained: Model) -> None:
+        """Add a client's change to the sum. Raises InvalidUpdate, with nothing changed, for one that is not finite."""
+        if self._total is None:
+            self._bounded = Bounded(specs_of(start), self.clipping, self._clients)
+            self._total = np.zeros(self._bounded.size, np.int64)
+        assert self._bounded is not None
+        place = 0
+        for whole in self._bounded.whole(start, trained):
+            self._total[place : place + whole.size] += whole.astype(np.int64)
+            place += whole.size
+
+    def mean(self, start: Model) -> dict[str, Any]:
+        """Return the round's model, moved by the mean of the changes with noise."""
+        assert self._total is not None
+        assert self._bounded is not None
+        total, bounded = self._total, self._bounded
+        for place in range(0, bounded.size, BLOCK):
+            piece = total[place : place + BLOCK]
+            piece += np.rint(bounded.deviation * normal(piece.size, self._source.randbytes)).astype(np.int64)
+        self.within = bounded.within(total)
+        self._total = None
+        return bounded.moved(start, total)
+
+    def charge(self) -> None:
+        """Note a round whose sum is known: call it before the model leaves."""
+        self._ledger.add(self._noise)
+
+    def follow(self) -> None:
+        """Have the clip follow the norms, after a round."""
+        if self.within is not None and self._options.quantile is not None:
+            part = min(1.0, max(0.0, self.within))
+            clip = self.clipping.clip * math.exp(-_RATE * (part - self._options.quantile))
+            self.clipping = replace(self.clipping, clip=clip)
+
+    def abandon(self) -> None:
+        """Discard the changes of this round."""
+        self._total = self.within = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has: the ledger, and the clip."""
+        return {"ledger": self._ledger.state(), "clip": self.clipping.clip}
+
+    def restore(self, state: Mapping[str, Any], *, is_older: bool) -> None:
+        """Go on from what `state` has returned. Raises CheckpointError.
+
+        is_older: whether a model may have left since.
+        """
+        try:
+            self._ledger, clip = Ledger.restored(state["ledger"]), state["clip"]
+            if not is_number(clip, 1e-300, 1e300):
+                raise ValueError(f"clip: {clip!r}; expected a number above 0")
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise CheckpointError(f"what the models have said cannot be restored: {describe(error)}") from error
+        if self._options.quantile is not None:
+            self.clipping = replace(self.clipping, clip=clip)
+        if is_older:
+            self.charge()
