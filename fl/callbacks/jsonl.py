@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from fl.callbacks.base import Callback, Callbacks
 from fl.metrics import for_json
 from fl.metrics import scalars as numbers
-from fl.report import MEASURED, ClientFailure, FailureKind, MaskedSum, RoundReport
+from fl.report import MEASURED, ClientFailure, FailureKind, MaskedSum, PrivacySpent, RoundReport
 from fl.tensors.spec import Model
 from netq.text import describe, printable
 from netq.validate import expect, is_function
@@ -51,6 +51,7 @@ def scalars(report: RoundReport) -> dict[str, float]:
     return {
         **{f"metrics/{name}": value for name, value in numbers(report.metrics).items()},
         **{f"evaluation/{name}": value for name, value in numbers(report.evaluation).items()},
+        **({} if report.privacy is None else {"epsilon": report.privacy.epsilon}),
         "clients": len(report.clients),
         "skipped": len(report.skipped),
         "evaluation_skipped": len(report.evaluation_skipped),
@@ -66,7 +67,7 @@ def _plain(value: Any) -> Any:
     """Return a field of a report for JSON."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, MaskedSum):
+    if isinstance(value, MaskedSum | PrivacySpent):
         return asdict(value)
     if isinstance(value, Sequence):
         return [str(peer) for peer in value]

@@ -47,6 +47,9 @@ class Prometheus(Callback):
             "clients": gauge("fl_clients", "Clients whose updates are in the model.", registry=registry),
             "seconds": gauge("fl_round_seconds", "Seconds that the last round took.", registry=registry),
         }
+        self._epsilon = gauge(
+            "fl_epsilon", "What the models say of a client at most, at a delta.", ["delta"], registry=registry
+        )
         self._metrics = _GaugeByName(gauge, "fl_metrics", "Of training, by number of examples.", registry)
         self._evaluation = _GaugeByName(gauge, "fl_evaluation", "Of the new model.", registry)
         self._failures = counter("fl_failures", "Who was asked and is not in the model.", ["why"], registry=registry)
@@ -72,6 +75,8 @@ class Prometheus(Callback):
         """Set the numbers of this round."""
         for name, value in {"number": report.number, "clients": len(report.clients), "seconds": report.seconds}.items():
             self._numbers[name].set(value)
+        if report.privacy is not None:
+            self._epsilon.labels(report.privacy.delta).set(report.privacy.epsilon)
         self._metrics.set(scalars(report.metrics))
         self._evaluation.set(scalars(report.evaluation))
         for refusal in report.failures.values():

@@ -66,6 +66,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "roles": None,  # the model's names
     "strategy": None,  # the options of the class
     "secure": tuple(option.name for option in fields(fl.SecureAggregation)),
+    "privacy": tuple(option.name for option in fields(fl.DifferentialPrivacy)),
     **CONNECTION,
     "callbacks": tuple(option.name for option in fields(CallbackOptions)),
     "page": ("password_file", "key", "certificate", "authority"),
@@ -276,6 +277,9 @@ def settings(file: File) -> dict[str, Any]:
         found["patience"] = file.options("server", fl.Patience, patience)
     if "secure" in file.tables:
         found["secure"] = file.options("secure", fl.SecureAggregation, file.table("secure"))
+    if "privacy" in file.tables:
+        needed = {"clip": None, "noise_multiplier": None}
+        found["privacy"] = file.options("privacy", fl.DifferentialPrivacy, {**needed, **file.table("privacy")})
     return {**found, **_roles(file)}
 
 

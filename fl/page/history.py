@@ -103,6 +103,7 @@ class History:
             "round": None if current is None else current[0],
             "since": None if current is None else current[1],
             "left": left,
+            "privacy": last[-1]["privacy"] if last else "",
             "attempts": added,
             "min_clients": least if type(least) is int else 0,
             "log": [{"time": when, "level": level, "text": text} for when, level, text in reversed(lines)],
@@ -121,6 +122,7 @@ def reduced(record: Mapping[str, Any], when: float) -> Round:
         "clients": len(record.get("clients", ())),
         "failed": len(failures),
         "skipped": len(skipped),
+        "privacy": _privacy(record),
         "seconds": float(record.get("seconds") or 0.0),
         "bytes_in": record["bytes_in"],
         "bytes_out": record["bytes_out"],
@@ -142,6 +144,16 @@ def reduced(record: Mapping[str, Any], when: float) -> Round:
 def _mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = record.get(name)
     return found if isinstance(found, Mapping) else {}
+
+
+def _privacy(record: Mapping[str, Any]) -> str:
+    """Return what the models have said of a client at most; empty without differential privacy."""
+    found = _mapping(record, "privacy")
+    epsilon, delta = found.get("epsilon"), found.get("delta")
+    if not isinstance(epsilon, int | float) or not isinstance(delta, int | float):
+        return ""
+    trusted = "noise by the server" if found.get("trusts_server") else "noise by the clients"
+    return f"epsilon {epsilon:.3g} at delta {delta:g}, of each client; {trusted}"
 
 
 def _reason(failure: object) -> object:

@@ -118,6 +118,8 @@ def check_privacy(privacy: Privacy, strategy: Strategy, model: Model, roles: Rol
         f"{name} selects a part of the clients, and DifferentialPrivacy.sampling draws them; expected fraction=1.0": (
             is_drawn and strategy.enough(10**6) != 10**6
         ),
+        "the server knows who is asked, and with secure aggregation nothing is to be known to it; expected "
+        "DifferentialPrivacy.sampling=1.0": is_drawn and privacy.at_clients,
         f"{', '.join(map(repr, others[:3]))} changes with the data, and is no tensor to which noise can be added; "
         'expected layers without statistics, as GroupNorm in place of BatchNorm, or roles={"…": "local"}': bool(others),
         f"{name}: its model has no trained tensor": len(of_role(model, roles, "trained")) == 0,

@@ -58,6 +58,7 @@ function showHead() {
   if (found.rounds) { $("progress").max = found.rounds; $("progress").value = Math.min(done, found.rounds); }
   const left = found.left === null ? null : Math.max(0, found.left - (now() - found.time));
   say("left", !left ? "" : `about ${duration(left)} left, as the last rounds took`);
+  say("privacy", found.privacy);
   const stages = JSON.stringify([found.stages, found.attention]);
   if (state.stages === stages) return;
   state.stages = stages;

@@ -1,0 +1,259 @@
+"""Differential privacy over a network: the model has noise, the reports epsilon, and the rounds end in time."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+import netq
+from fl.callbacks.jsonl import record, scalars
+from fl.privacy.accountant import of_concentrated, of_gaussian
+from fl.server.checkpoint import load
+from tests.fl.aggregation.test_update_store import disk_of
+from tests.fl.federation import A, B, Federation, at
+from tests.fl.server.test_masked import IDS
+
+LITTLE = fl.DifferentialPrivacy(clip=10.0, noise_multiplier=0.01, delta=1e-3)
+LOCAL = at(netq.NetworkLocation("127.0.0.1", 0))
+
+
+def model() -> dict[str, Any]:
+    return {"w": np.zeros((30, 20), np.float32), "v": np.zeros(9)}
+
+
+def adds(value: float, number: int = 1) -> Any:
+    return lambda model, config: fl.Update(
+        {name: each + value for name, each in model.items()}, number, {"loss": value}
+    )
+
+
+@contextmanager
+def federation(privacy: Any, clients: int = 4, **settings: Any) -> Iterator[Federation]:
+    with Federation(model(), privacy=privacy, min_clients=clients, **settings) as found:
+        for number, id in enumerate(IDS[:clients]):
+            found.join(id, adds(0.1 * (number + 1), 10**number))
+        yield found
+
+
+def test_all_clients_weigh_the_same() -> None:
+    with federation(LITTLE) as found:
+        report = found.round(4)
+        assert found.server.model["w"] == pytest.approx(np.full((30, 20), 0.25), abs=12 * 0.1 / 4)
+        assert np.std(found.server.model["w"]) > 0.1 / 4 / 3
+        assert found.server.model["w"].dtype == np.float32
+    assert report.privacy == fl.PrivacySpent(
+        of_gaussian(0.01, 1e-3), 1e-3, 1, 0.01, sampling=1.0, clip=10.0, trusts_server=True
+    )
+    assert "epsilon" in str(report)
+    assert "at delta 0.001" in str(report)
+    assert scalars(report)["epsilon"] == report.privacy.epsilon
+    assert json.loads(json.dumps(record(report)))["privacy"]["rounds"] == 1
+
+
+def test_one_client_moves_the_model_by_its_clip_at_most() -> None:
+    with federation(fl.DifferentialPrivacy(clip=1.0, noise_multiplier=1e-3), 3) as found:
+        found.join(IDS[3], adds(1e6))
+        found.round(4)
+        moved = np.concatenate([each.ravel() for each in found.server.model.values()])
+        assert np.linalg.norm(moved) < 1.01
+
+
+def test_the_optimizers_of_the_server_go_on_from_the_mean() -> None:
+    with federation(LITTLE, strategy=fl.FedAvgM(learning_rate=0.5, momentum=0.0)) as found:
+        found.round(4)
+        assert found.server.model["w"] == pytest.approx(np.full((30, 20), 0.125), abs=12 * 0.1 / 8)
+
+
+def test_the_rounds_end_before_the_budget_is_exceeded(caplog: pytest.LogCaptureFixture) -> None:
+    privacy = fl.DifferentialPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.0)
+    with federation(privacy) as found:
+        reports = list(found.server.rounds(10))
+        assert [report.number for report in reports] == [1, 2, 3]
+        assert found.server.is_over
+        with pytest.raises(fl.PrivacyBudgetSpent, match="the model is final"):
+            found.server.round()
+        assert list(found.server.rounds(1)) == []
+    assert "the rounds end after round 3: one more would exceed max_epsilon" in caplog.text
+
+
+def test_the_ledger_is_in_the_checkpoint_before_a_model_leaves(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    seen: list[int] = []
+
+    class Looks(fl.Callback):
+        def round_ends(self, report: fl.RoundReport, model: Any) -> None:
+            seen.append(load(path)["privacy"]["ledger"][0][3])
+
+    with federation(LITTLE, checkpoint=path, callbacks=[Looks()]) as found:
+        found.round(4)
+        found.round(4)
+    assert seen == [1, 2]
+    with fl.Server.resume(path, LOCAL, privacy=LITTLE) as server:
+        assert server._federation.spent is not None
+        assert server._federation.spent.rounds == 2
+    with pytest.raises(fl.CheckpointError, match="its rounds had noise, and the next ones would have none"):
+        fl.Server.resume(path, LOCAL)
+    path.write_bytes(b"damaged")
+    with fl.Server.resume(path, LOCAL, privacy=LITTLE) as server:  # of the one before, and one that may have left
+        assert server.number == 1
+        assert server._federation.spent is not None
+        assert server._federation.spent.rounds == 2
+
+
+def test_a_federation_without_noise_cannot_have_it_later(tmp_path: Path) -> None:
+    with federation(None, checkpoint=tmp_path / "c") as found:
+        found.round(4)
+    with pytest.raises(fl.CheckpointError, match="its rounds had no noise, so no epsilon holds; begin anew"):
+        fl.Server.resume(tmp_path / "c", LOCAL, privacy=LITTLE)
+
+
+def test_no_model_leaves_if_the_ledger_cannot_be_written(tmp_path: Path) -> None:
+    with federation(LITTLE, checkpoint=tmp_path / "c") as found:
+        found.round(4)
+        with disk_of(10), pytest.raises(OSError, match="File too large"):
+            found.server.round()
+
+
+def test_without_a_checkpoint_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), Federation(model(), privacy=LITTLE):
+        pass
+    assert "privacy without a checkpoint: a server that is started again does not know what was spent" in caplog.text
+
+
+def test_an_attempt_that_does_not_count_is_not_charged() -> None:
+    def fails(model: Any, config: Any) -> Any:
+        raise RuntimeError("no data")
+
+    with Federation(model(), privacy=LITTLE, min_clients=2) as found:
+        found.join(A, adds(1.0))
+        found.join(B, fails)
+        report = found.round(2)
+        assert report.clients == ()
+        assert report.privacy is not None
+        assert report.privacy.rounds == 0
+        assert np.array_equal(found.server.model["w"], np.zeros((30, 20)))
+
+
+def test_packed_updates_are_clipped_as_what_they_stand_for() -> None:
+    with federation(LITTLE, strategy=fl.FedAvg(compression="float16")) as found:
+        found.round(4)
+        assert found.server.model["w"] == pytest.approx(np.full((30, 20), 0.25), abs=12 * 0.1 / 4)
+
+
+# With secure aggregation: the clients add the noise
+
+
+def test_clients_add_the_noise_under_masks() -> None:
+    with federation(LITTLE, secure=fl.SecureAggregation(), strategy=fl.FedAvg()) as found:
+        report = found.round(4)
+        honest = 3 - 1  # of four, one may be lost, and one in league
+        assert found.server.model["w"] == pytest.approx(np.full((30, 20), 0.25), abs=12 * 0.1 / 4 * (4 / honest) ** 0.5)
+        assert np.std(found.server.model["w"]) > 0.1 / 4
+    assert report.masked == fl.MaskedSum(4, None)
+    assert report.privacy is not None
+    assert not report.privacy.trusts_server
+    assert report.privacy.epsilon == pytest.approx(of_concentrated(0.5 / 0.01**2, 1e-3))
+    assert report.failures == {}
+    assert report.metrics == {}
+    assert ", masked, epsilon " in str(report)
+
+
+def test_the_clip_follows_the_norms_under_masks() -> None:
+    privacy = fl.DifferentialPrivacy(clip=0.1, noise_multiplier=0.01, quantile=0.5)
+    with federation(privacy, secure=fl.SecureAggregation()) as found:
+        before = found.round(4).privacy
+        after = found.round(4).privacy
+        assert before is not None
+        assert after is not None
+        assert 0.1 < before.clip < after.clip
+
+
+def test_a_client_that_wants_noise_gives_nothing_without() -> None:
+    policy = fl.SecurePolicy(noise_multiplier=1.0)
+    for secure, privacy, reason in (
+        (None, fl.DifferentialPrivacy(1.0, 1.0), "under secure aggregation only"),
+        (fl.SecureAggregation(), None, "a noise multiplier of 0; this client wants 1 or more"),
+        (fl.SecureAggregation(), fl.DifferentialPrivacy(1.0, 0.5), "a noise multiplier of 0.5; this client wants 1"),
+    ):
+        settings = {"secure": secure, "privacy": privacy, "strategy": fl.FedAvg(max_examples="equal")}
+        with Federation(model(), min_clients=3, **settings) as found:
+            for id in IDS[:3]:
+                client = fl.Client(adds(1.0), secure=policy)
+                found.start(client.run, at(found.server.netloc, id))
+            report = found.round(3)
+            assert report.clients == ()
+            assert any(reason in str(each) for each in report.failures.values())
+
+
+# What does not go together
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"privacy": 1.0}, "privacy: 1.0; expected an object, as in fl.DifferentialPrivacy"),
+        ({"strategy": fl.Krum(byzantine=0)}, "Krum looks at single updates"),
+        ({"strategy": fl.FedBuff(2)}, "FedBuff looks at single updates"),
+        ({"strategy": fl.FedAvg(staleness="hinge(10, 4)")}, "takes late updates, with which a client adds twice"),
+        ({"relays": True}, "the clip of DifferentialPrivacy needs each update"),
+        ({"roles": {"v": "averaged"}}, r"'v' changes with the data, and is no tensor to which noise can be added"),
+        ({"roles": {"w": "local", "v": "constant"}}, "no trained tensor"),
+        (
+            {"privacy": fl.DifferentialPrivacy(1.0, 1.0, sampling=0.5), "strategy": fl.FedAvg(fraction=0.5)},
+            r"selects a part of the clients, and DifferentialPrivacy.sampling draws them; expected fraction=1.0",
+        ),
+        ({"secure": fl.SecureAggregation(metrics=("loss",))}, r"metrics of SecureAggregation have no noise"),
+        (
+            {"secure": fl.SecureAggregation(), "privacy": fl.DifferentialPrivacy(1.0, 1.0, sampling=0.5)},
+            "the server knows who is asked",
+        ),
+        ({"privacy": fl.DifferentialPrivacy(1.0, 0.01, max_epsilon=1.0)}, "expected more than the"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(netq.InvalidOption, match=match):
+        fl.Server(model(), LOCAL, **{"privacy": LITTLE, **settings})
+
+
+# In a simulation
+
+
+def train(model: Any, config: Any) -> fl.Update:
+    number = config["partition"]
+    return fl.Update({name: each + 0.1 * (number % 4 + 1) for name, each in model.items()}, 1)
+
+
+def test_a_simulation_can_be_repeated() -> None:
+    results = [fl.simulate(model(), [train] * 40, 3, privacy=LITTLE, seed=seed, processes=2) for seed in (1, 1, 2)]
+    models = [result.model["w"] for result in results]
+    assert np.array_equal(models[0], models[1])
+    assert not np.array_equal(models[0], models[2])
+    assert models[0] == pytest.approx(np.full((30, 20), 0.75), abs=12 * 0.1 / 40 * 3**0.5)
+    assert results[0].reports[-1].privacy == fl.PrivacySpent(
+        of_gaussian(0.01 / 3**0.5, 1e-3), 1e-3, 3, 0.01, sampling=1.0, clip=10.0, trusts_server=True
+    )
+
+
+@pytest.mark.parametrize("devices", [None, fl.Devices()])
+def test_a_simulation_with_drawn_clients(devices: Any) -> None:
+    privacy = fl.DifferentialPrivacy(clip=10.0, noise_multiplier=0.5, sampling=0.3)
+    result = fl.simulate(model(), [train] * 200, 3, privacy=privacy, seed=1, processes=2, devices=devices)
+    counts = [len(report.clients) for report in result.reports]
+    assert all(30 < count < 90 for count in counts)
+    assert len(set(counts)) > 1
+    spent = result.reports[-1].privacy
+    assert spent is not None
+    assert 0 < spent.epsilon < of_gaussian(0.5 / 3**0.5, 1e-5)
+
+
+def test_a_simulation_ends_before_the_budget() -> None:
+    privacy = fl.DifferentialPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.0)
+    assert len(fl.simulate(model(), [train] * 4, 10, privacy=privacy, processes=1).reports) == 3
