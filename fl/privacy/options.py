@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Self
 
-from netq.validate import expect, is_number
+from fl.privacy.accountant import Ledger, Noise
+from netq.validate import expect, is_number, whole
+
+_LEAST, _MOST = 1e-3, 1e6  # noise multipliers
+_CLOSE = 1.001  # by how much a multiplier that was looked for is too large at most
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class DifferentialPrivacy:
             (
                 "noise_multiplier",
                 self.noise_multiplier,
-                _is_above_0(self.noise_multiplier) and 1e-3 <= self.noise_multiplier <= 1e6,
+                _is_above_0(self.noise_multiplier) and _LEAST <= self.noise_multiplier <= _MOST,
                 "a number from 0.001 to 1e6, as in 1.0: without noise nothing is protected",
             ),
             ("delta", self.delta, _is_above_0(self.delta) and self.delta < 1, "a number between 0 and 1, as in 1e-5"),
@@ -61,6 +66,23 @@ class DifferentialPrivacy:
             ),
         ):
             expect(right, f"DifferentialPrivacy.{name}", value, form)
+
+    @classmethod
+    def for_rounds(
+        cls, rounds: int, epsilon: float, *, clip: float, delta: float = 1e-5, masks: bool = False, **others: Any
+    ) -> Self:
+        """Return options with the least noise for which so many rounds stay within an epsilon, which is max_epsilon.
+
+        masks: whether the clients add the noise, under secure aggregation. others: further options.
+        """
+        whole("DifferentialPrivacy.for_rounds: rounds", rounds, 1)
+        low, high = _LEAST, _MOST
+        found = cls(clip, high, delta, epsilon, **others)
+        while high / low > _CLOSE:
+            middle = math.sqrt(low * high)
+            is_enough = Ledger([(Noise(middle, found.sampling, masks), rounds)]).epsilon(0.999 * delta) <= epsilon
+            low, high = (low, middle) if is_enough else (middle, high)
+        return cls(clip, high, delta, epsilon, **others)
 
 
 def _is_above_0(value: object) -> bool:

@@ -72,6 +72,9 @@ def test_every_name_on_the_page_exists() -> None:
     [
         ("The server", "argument", fl.Server),
         ("The server", "field", fl.Patience),
+        ("The server", "field of `SecureAggregation`", fl.SecureAggregation),
+        ("The server", "field of `SecurePolicy`", fl.SecurePolicy),
+        ("The server", "field of `DifferentialPrivacy`", fl.DifferentialPrivacy),
         ("The client", "argument", fl.Client),
         ("Relays", "argument", fl.Relay),
         ("Strategies", "option", fl.Strategy.__init__),
@@ -163,7 +166,7 @@ def test_every_error_is_listed_with_its_base_class() -> None:
         name for name in fl.__all__ if isinstance(kind := getattr(fl, name), type) and issubclass(kind, NetqError)
     }
     assert set(ours) == errors
-    assert len(ours) == 7
+    assert len(ours) == 8
     for name, base in ours.items():
         assert issubclass(getattr(fl, name), NetqError)
         assert not base or issubclass(getattr(fl, name), getattr(builtins, base))

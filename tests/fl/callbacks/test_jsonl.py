@@ -72,6 +72,7 @@ def test_record_has_the_whole_report() -> None:
         "suspended": [],
         "names": {},
         "masked": None,
+        "privacy": None,
         "staleness": {str(A): 2},
         "metrics": {"loss": 0.5},
         "evaluation": {"accuracy": 0.75},

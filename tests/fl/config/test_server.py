@@ -125,7 +125,14 @@ def test_example_of_the_page_loads(
         "relays": ["relay-north"],
         "wait": 6,
         "roles": {"head.*": "local"},
-        **({"secure": fl.SecureAggregation(metrics=("loss",))} if mqtt != MqttOptions() else {}),
+        **(
+            {
+                "secure": fl.SecureAggregation(metrics=("loss",)),
+                "privacy": fl.DifferentialPrivacy(1.0, 4.0, max_epsilon=8.0, quantile=0.5),
+            }
+            if mqtt != MqttOptions()
+            else {}
+        ),
     }
     assert config.checkpoint == tmp_path / "federation.ckpt"
     assert config.initial()["w"].tolist() == [0.0] * 3

@@ -10,6 +10,7 @@ from dp_accounting import rdp
 
 from fl.privacy import accountant
 from fl.privacy.accountant import Ledger, Noise, of_concentrated, of_gaussian
+from netq.errors import InvalidOption
 
 # Sampling, noise multiplier, rounds, delta; epsilon as published, with the conversion of that time: delta from the
 # moments by epsilon = rdp + log(1/delta) / (order - 1); and what dp-accounting finds with privacy loss distributions.
@@ -105,5 +106,5 @@ def test_a_wrong_ledger_is_refused(state: list[list[object]]) -> None:
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
-    with pytest.raises(accountant.InvalidOption, match=r"needs the package dp-accounting: pip install"):
+    with pytest.raises(InvalidOption, match=r"needs the package dp-accounting: pip install"):
         accountant.library()

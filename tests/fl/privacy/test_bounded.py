@@ -59,8 +59,7 @@ def test_no_change_is_longer_than_what_the_noise_covers(by: float, clip: float, 
 def test_the_mean_of_changes_within_the_clip_is_theirs() -> None:
     start, bounded = model(), form(50.0)
     trained = [moved(start, by) for by in (0.1, 0.2, 0.3)]
-    total = sum(whole(bounded, start, each) for each in trained)
-    found = bounded.moved(start, total)
+    found = bounded.moved(start, np.sum([whole(bounded, start, each) for each in trained], axis=0))
     for name, tensor in start.items():
         change = sum(np.asarray(torch.as_tensor(each[name]).to(torch.complex128)) for each in trained)
         before = np.asarray(torch.as_tensor(tensor).to(torch.complex128))

@@ -13,7 +13,7 @@ import pytest
 
 from fl.envelope import Job
 from fl.errors import InvalidUpdate
-from fl.messages import Task, Update
+from fl.messages import Masked, Task, Update
 from fl.privacy.bounded import Clipping
 from fl.secure.noised import NoisedLayout
 from fl.secure.options import SecurePolicy
@@ -22,7 +22,7 @@ from fl.secure.words import Words
 from fl.tensors.spec import specs_of
 from tests.fl.secure.circle import Circle
 
-START = {"w": np.zeros((40, 25), np.float32), "v": np.zeros(7)}
+START: dict[str, Any] = {"w": np.zeros((40, 25), np.float32), "v": np.zeros(7)}
 CLIP = Clipping(1.0, 1.0, False)
 
 
@@ -116,7 +116,9 @@ def vectors_of(found: Circle, task: Task, summing: Any, without: tuple[str, ...]
     for client in summing.terms.clients:
         if client not in without:
             update = Update(trained(found.ids.index(client)), 9, {"loss": 1.0})
-            summing.add(client, found.people[client].begin(task).mask(update))
+            masked = found.people[client].begin(task).mask(update)
+            assert isinstance(masked, Masked)
+            summing.add(client, masked)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -190,7 +192,9 @@ def test_one_client_that_gets_other_noise_has_no_masks_in_common() -> None:
     other = replace(task, secure={**task.secure, "noise": {"clip": 1.0, "multiplier": 0.02, "follows": False}})
     for client in summing.terms.clients:
         update = Update(trained(found.ids.index(client)), 1)
-        summing.add(client, found.people[client].begin(other if client == found.ids[0] else task).mask(update))
+        masked = found.people[client].begin(other if client == found.ids[0] else task).mask(update)
+        assert isinstance(masked, Masked)
+        summing.add(client, masked)
     with pytest.raises(InvalidUpdate):
         found.open(summing)
 

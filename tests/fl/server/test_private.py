@@ -183,7 +183,7 @@ def test_a_client_that_wants_noise_gives_nothing_without() -> None:
         (fl.SecureAggregation(), None, "a noise multiplier of 0; this client wants 1 or more"),
         (fl.SecureAggregation(), fl.DifferentialPrivacy(1.0, 0.5), "a noise multiplier of 0.5; this client wants 1"),
     ):
-        settings = {"secure": secure, "privacy": privacy, "strategy": fl.FedAvg(max_examples="equal")}
+        settings: dict[str, Any] = {"secure": secure, "privacy": privacy, "strategy": fl.FedAvg(max_examples="equal")}
         with Federation(model(), min_clients=3, **settings) as found:
             for id in IDS[:3]:
                 client = fl.Client(adds(1.0), secure=policy)

@@ -1,0 +1,1 @@
+"""Complete programs: docs/examples.md."""
