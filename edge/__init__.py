@@ -11,11 +11,12 @@ if sys.argv[:1] == ["-m"]:  # so it is until `python -m edge` has imported the p
 from edge.config import Config
 from edge.fitness import Fitness
 from edge.limits import Limits
+from edge.policy import Policy
 
 if TYPE_CHECKING:
     from edge.agent import run as run
 
-__all__ = ["Config", "Fitness", "Limits", "run"]
+__all__ = ["Config", "Fitness", "Limits", "Policy", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,13 @@
-"""The command `edge`: runs a device as a service, checks its file, installs it, and simulates slow boards.
+"""The command `edge`: runs a device as a service, checks its file, installs it, and simulates slow boards; approves
+sources of tasks, and verifies audit logs.
 
 Owns the process: arguments, log lines on stderr, signals, and the exit status. edge.config and edge.agent do the
 work; with --flower, edge.flower. `python -m edge` is the same.
 
 status  when
 0       the server has ended the federation, or SIGTERM came; of `check` and `install`: all is well
-1       an error that nobody has foreseen; of `check`: the device could not take part. One line says why
+1       an error that nobody has foreseen; of `check`: the device could not take part; of `audit`: the log was changed.
+        One line says why
 2       the file or the command line is wrong: one line on stderr says where. Of `check` also what the file names
 130     Ctrl-C
 
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from edge.agent import Agent
-from edge.config import SECRETS, Config, from_environment, from_flags, open_file
+from edge.config import FLOWER_KEYS, KEYS, SECRETS, Config, from_environment, from_flags, open_file, state_of
 from edge.group import Group
 from edge.patience import FileChanged, Patience, Watched
 from edge.supervisor import Supervisor
@@ -54,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A parent may have left it ignored: then no process can wait for its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        return _install(options) if options.command == "install" else _work(options, arguments is None)
+        command = {"install": _install, "approve": _approve, "audit": _verify}.get(options.command)
+        return _work(options, arguments is None) if command is None else command(options)
     except InvalidOption as error:
         return fail("edge", error, 2)
     except KeyboardInterrupt:
@@ -98,9 +101,28 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--verbose", action="store_true", help="log more, and tracebacks")
         if name == "check":
             command.add_argument("--no-train", action="store_true", help="do not train")
+    _add_approve(commands.add_parser("approve", help="show what waits for approval on a device, or approve it"))
+    _add_audit(commands.add_parser("audit", help="verify the audit log of a device"))
     _add_install(commands.add_parser("install", help="write a systemd unit, or a Containerfile, for a device"))
     _add_simulate(commands.add_parser("simulate", help="run agents as if each were on a slow board"))
     return parser
+
+
+def _add_approve(command: argparse.ArgumentParser) -> None:
+    command.description = "show the sources of tasks that a device has seen (policy.approve), or approve one"
+    command.epilog = "example: edge approve client.toml"
+    command.add_argument("config", metavar="CLIENT.toml", help="the device's file")
+    command.add_argument("hash", metavar="HASH", nargs="?", help="of a source, as it is shown: approve it")
+    command.add_argument("--revoke", action="store_true", help="let it wait again")
+    command.add_argument("--verbose", action="store_true", help="log tracebacks")
+
+
+def _add_audit(command: argparse.ArgumentParser) -> None:
+    command.description = "verify the audit log of a device (policy.audit): each line has the hash of the one before"
+    command.epilog = "example: edge audit verify audit.jsonl"
+    command.add_argument("action", choices=("verify",))
+    command.add_argument("file", metavar="FILE", type=Path, help="the log")
+    command.add_argument("--verbose", action="store_true", help="log tracebacks")
 
 
 def _add_install(command: argparse.ArgumentParser) -> None:
@@ -128,6 +150,34 @@ def _add_simulate(command: argparse.ArgumentParser) -> None:
         "--bandwidth", metavar="RATE", default="1Mbit", help="of each board, each way, with kbit, Mbit or Gbit; 1Mbit"
     )
     command.add_argument("--delay", metavar="TIME", default="0ms", help="each way, with ms or s; 0ms")
+
+
+def _approve(options: argparse.Namespace) -> int:
+    from edge.approvals import Approvals, shown
+
+    file = open_file(options.config, from_environment(os.environ))
+    file.check_names({**KEYS, **FLOWER_KEYS})
+    state = state_of(file)
+    if state is None:
+        raise file.wrong("client.state: missing; the approvals are in this folder: name it, or set $STATE_DIRECTORY")
+    if options.revoke and options.hash is None:
+        raise InvalidOption("--revoke: give the HASH, too")
+    approvals = Approvals(state)
+    try:
+        found = [approvals.decide(options.hash, approve=not options.revoke)] if options.hash else approvals.entries()
+        lines = [shown(each) for each in found]
+    except OSError as error:
+        raise InvalidOption(f"{error.filename}: {error.strerror}; run it as the agent's user, or as root") from None
+    print("\n".join(lines or ["nothing waits for approval"]))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from edge.audit import verify
+
+    is_whole, lines = verify(options.file)
+    print("\n".join(f"{options.file}: {line}" for line in lines))
+    return 0 if is_whole else 1
 
 
 def _install(options: argparse.Namespace) -> int:

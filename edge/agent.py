@@ -27,10 +27,12 @@ from edge.child import Answer, Child, ChildFailed
 from edge.config import Config
 from edge.fitness import Fitness, Gate
 from edge.group import Group
+from edge.guard import Guard
 from edge.machine import Machine
 from edge.masks import Masks
+from edge.outgoing import Allowed
 from edge.patience import Patience, Watched
-from edge.record import Damaged, Record
+from edge.record import Damaged, Record, write_somewhere
 from edge.spool import Spool
 from edge.supervisor import Supervisor
 from edge.traffic import Traffic
@@ -108,11 +110,13 @@ class Agent:
     def run(self) -> None:
         """Do as `run` of this module. Raises FileChanged, too."""
         config, until = self._config, self._patience.until
+        config.policy.check(config.state, config.compression)
         options = replace(config.options(), serialization=self._work.messages)
         noun = self._work.noun
         try:
             until(lambda: config.fit.check(self._machine))
             with until(lambda: Spool(config.state)) as self._spool:
+                self._guard = until(self._new_guard)
                 self._supervisor.ready()  # before an import that may take longer than a start may (TimeoutStartSec)
                 with told_if_slow(log, f"importing {self._work.title}"):
                     until(self._child.check)
@@ -128,6 +132,10 @@ class Agent:
                     self._hand_over(self.final, config.model)
         finally:
             self._child.kill()
+
+    def _new_guard(self) -> Guard:
+        host, port = self._config.netloc
+        return Guard(self._config.policy, self._work.rules, self._config.state, f"{host}:{port}")
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session. The first one only tries a training out, if the device checks itself."""
@@ -180,7 +188,7 @@ class Agent:
             self.final = conversation.final if membership.over else None
         except _Over:
             if trial is not None:
-                conversation.leave(f"its check has failed: {trial}")
+                conversation.leave(f"its check has failed: {self._guard.reason(trial)}")
                 raise ChildFailed(f"the check before it takes part: {trial}") from None
             if not tried:
                 log.warning("the server does not say what its tasks are like; taking part unchecked (client.check)")
@@ -192,9 +200,16 @@ class Agent:
         if isinstance(masking, Finished | str):
             conversation.reply(task, masking)
             return
-        if self._spool.last is not None and self._spool.last.key == task.key and task.job != conversation.delivered:
+        if refused := self._guard.begin(task):
+            conversation.reply(task, self._guard.text(task, "refused", refused))
+            return
+        last, key = self._spool.last, self._guard.key(task)
+        if last is not None and last.key == key and task.job != conversation.delivered:
             log.info("%s: sending the reply that was computed before", task.title)
-            self._send(conversation, task, self._spool.last, masking)
+            self._send(conversation, task, Stream.of(last.reply), last.size, masking)
+            return
+        if spent := self._guard.is_spent(task):
+            conversation.reply(task, self._guard.text(task, "refused", spent))
             return
         try:
             self._check_fit(self._traffic.after_task())
@@ -274,7 +289,7 @@ class Agent:
                 answer = self._child.do(Order(task.key, self._link.rate), task.stream, file, self._spool.state)
             except ChildFailed as error:
                 log.error("%s: no update: %s; the server is told, and gives the next task", task.title, error)
-                conversation.reply(task, str(error))
+                conversation.reply(task, self._guard.told(task, error))
             else:
                 self._reply(conversation, task, answer, masking)
         self._child.rest()
@@ -287,17 +302,51 @@ class Agent:
                     raise Damaged(f"it is of the task {record.key!r}")
             except Damaged as error:  # by the training: another process that it has started may write, too
                 log.error("%s: no update: the child's record is wrong: %s", task.title, str(error))
-                conversation.reply(task, f"the training process has left a wrong record: {error}")
+                text = f"the training process has left a wrong record: {error}"
+                conversation.reply(task, self._guard.told(task, text))
                 self._child.end()
+                return
+            if task.job is not None and self._guard.policy.inspects:
+                self._reply_allowed(conversation, task, answer.is_kept, record, masking)
                 return
             if answer.is_kept:  # before it is sent: the server must not have an update that this device may forget
                 self._spool.keep(answer.fd, record)
                 log.debug("%s: the reply is stored", task.title)
-            self._send(conversation, task, record, masking)
+            self._send(conversation, task, Stream.of(record.reply), record.size, masking)
 
-    def _send(self, conversation: Conversation, task: Task, record: Record, masking: Masking | None) -> None:
-        message = Stream.of(record.reply)
-        reply: Finished | str = Finished(task.job, message, record.size)
+    def _reply_allowed(
+        self, conversation: Conversation, task: Task, is_kept: bool, record: Record, masking: Masking | None
+    ) -> None:
+        """Send what the policy lets leave. It is stored as it is sent: the next sending has the same noise."""
+        found = self._guard.allowed(task, record)
+        if isinstance(found, str):
+            conversation.reply(task, found)
+            self._child.end()  # it has changed its state, and the next one is to go on from the last record
+            return
+        if is_kept:
+            with self._spool.fresh() as file:
+                state = Stream.of(record.state)
+                full = write_somewhere(file, self._guard.key(task), found.message, found.size, state)
+                fd = full[0] if full else file
+                self._spool.keep(fd, Record.read(fd, check=False))
+                for each in full:
+                    os.close(each)
+        self._send(conversation, task, found.message, found.size, masking, found)
+
+    def _send(
+        self,
+        conversation: Conversation,
+        task: Task,
+        message: Stream,
+        size: int,
+        masking: Masking | None,
+        found: Allowed | None = None,
+    ) -> None:
+        """Send a reply. `found`: what it has; None: it is stored, or nothing looks into it."""
+        if task.job is not None and (withheld := self._guard.sends(task, message, found)):
+            conversation.reply(task, withheld)
+            return
+        reply: Finished | str = Finished(task.job, message, size)
         if masking is not None:
             reply = self._masks.masked(masking, task, message)
         if isinstance(reply, Finished):

@@ -43,6 +43,10 @@ class ChildFailed(Exception):
     """There is no answer; the text says why."""
 
 
+class TrainingFailed(ChildFailed):
+    """The text is of the process that trains, which may have run anything."""
+
+
 class Child:
     """The child process of an agent; at most one at a time.
 
@@ -101,7 +105,7 @@ class Child:
             try:
                 self._start(until)
             except InvalidOption as error:  # it was right at the start of the agent, and may be so again
-                raise ChildFailed(str(error)) from error
+                raise TrainingFailed(str(error)) from error
         assert self._channel is not None
         fds = [_file_of(task), target, *([last] if last is not None and not self._has_state else [])]
         try:
@@ -113,7 +117,7 @@ class Child:
         self._has_state = True
         answer, received = self._wait(until)
         if isinstance(answer, Failed):
-            raise ChildFailed(answer.why)
+            raise TrainingFailed(answer.why)
         if not isinstance(answer, Done):
             raise ChildFailed(_WRITTEN_TO)
         return Answer(answer.is_kept, received[0] if received else os.dup(target))
@@ -195,7 +199,7 @@ class Child:
             raise InvalidOption(answer.why)
         if isinstance(answer, Failed):
             self.end()
-            raise ChildFailed(answer.why)
+            raise TrainingFailed(answer.why)
         assert isinstance(answer, Ready)
         self._seconds = time.monotonic() - begin
 

@@ -29,6 +29,7 @@ Opens no connection, starts nothing, and imports nothing of the user's.
                                  relative to this file. The table turns TLS on, even if it is empty
 [seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
 [secure]      any field of fl.SecurePolicy: required, min_clients, noise_multiplier
+[policy]      any field of edge.Policy: what this device lets leave, whatever its server asks for; `audit` is a path
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
 [connection]  any field of netq.ConnectionOptions; default of message_size and memory: what fits this machine
 [settings]    any keys; added to the config of train and evaluate. They override keys of the same name that the server
@@ -51,6 +52,7 @@ from edge import fitness
 from edge.fitness import Fitness
 from edge.limits import Limits
 from edge.machine import Machine
+from edge.policy import Policy
 from fl.envelope import RESERVED
 from fl.properties import checked, checked_name
 from fl.secure.options import SecurePolicy
@@ -80,6 +82,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "security": ("key", "certificate", "authority", "post_quantum"),
     "seal": ("key", "certificate", "authority"),
     "secure": tuple(option.name for option in fields(SecurePolicy)),
+    "policy": tuple(option.name for option in fields(Policy)),
     "mqtt": CONNECTION["mqtt"],
     "connection": CONNECTION["connection"],
     "settings": None,  # any
@@ -120,6 +123,7 @@ class Config:
     security: SecurityOptions | None = None
     seal: SealOptions | None = None
     secure: SecurePolicy = field(default_factory=SecurePolicy)
+    policy: Policy = field(default_factory=Policy)
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     proxy: str = ENVIRONMENT
@@ -200,6 +204,9 @@ def from_flags(flags: Iterable[str]) -> list[Override]:
 def from_file(file: File, **fields: Any) -> Config:
     """Return a configuration with the tables that every kind of device has; `fields`: the fields of this kind."""
     protocol = file.choice("server", "protocol", Protocol.TCP)
+    policy, state = _policy(file), state_of(file)
+    with file.named():
+        policy.check(state, fields.get("compression"))
     options = file.communicator(_netloc(file), protocol)
     return Config(
         netloc=options.netloc,
@@ -214,10 +221,16 @@ def from_file(file: File, **fields: Any) -> Config:
         training=file.options("training", Limits, file.table("training")),
         fit=fitness.fitness(file),
         secure=file.options("secure", SecurePolicy, file.table("secure")),
-        state=_state(file),
+        policy=policy,
+        state=state,
         name=_name(file),
         **fields,
     )
+
+
+def _policy(file: File) -> Policy:
+    values = {**file.table("policy"), "audit": file.output("policy", "audit")}
+    return file.options("policy", Policy, values)
 
 
 def _netloc(file: File) -> NetworkLocation:
@@ -256,7 +269,7 @@ def _own_certificate(
     return None if own is None or protocol not in _CERTIFIED else ("SecurityOptions", own)
 
 
-def _state(file: File) -> Path | None:
+def state_of(file: File) -> Path | None:
     """Return the folder, which is not tried here: an agent does without one that cannot be written to."""
     if "state" in file.table("client"):
         path = file.path.parent / file.text("client", "state", "a path, seen from the folder of this file")

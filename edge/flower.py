@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import netq
+from edge.approvals import Source, of_app
 from edge.config import FLOWER_KEYS, KEYS, Config, from_file, open_file
+from edge.guard import Rules
+from edge.outgoing import of_flower
 from edge.work import Work
 from fl.conversation import Conversation, KnownServer
 from fl.flower.app_folder import AppFolder, is_folder, parse_config
-from fl.flower.envelope import ENVELOPES
+from fl.flower.envelope import ENVELOPES, Ask
 from fl.flower.inbox import Inbox
 from fl.flower.signed_app import is_stored
 from fl.membership import Membership
@@ -76,13 +79,23 @@ def _work(config: Config, app: str | None, folder: Path | None, signer: Path | N
         tasks="edge.flower_tasks:FlowerTasks",
         arguments=arguments,
         title=f"the apps in {folder}" if app is None else app,
+        rules=Rules(partial(_source, folder), of_flower, "of_flower"),
     )
+
+
+def _source(folder: Path | None, ask: Ask, _: Any) -> Source:
+    assert folder is not None  # policy.approve is for apps that arrive
+    return of_app(folder, ask.app)
 
 
 def _read(file: File, app: str | None) -> tuple[Config, tuple[Path, Path] | None]:
     file.check_names({**KEYS, **FLOWER_KEYS})
     if "app" in file.tables and app is not None:
         raise file.wrong(f"[app]: the server delivers the app, and --flower {app} names one; leave one of them out")
+    if app is not None and file.table("policy").get("approve"):
+        raise file.wrong(
+            f"policy.approve: is for apps that the server delivers, and --flower {app} names one; leave it out"
+        )
     config = from_file(file, settings=_node_config(file))
     return config, _received(file) if app is None else None
 

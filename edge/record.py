@@ -14,6 +14,7 @@ who would need the right to write to the state folder.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
@@ -23,6 +24,8 @@ from typing import NamedTuple, Self
 
 from netq.buffers import ALIGNMENT, Buffer
 from netq.utils.stream import Stream
+
+log = logging.getLogger("edge")
 
 _MAGIC = b"NETQREC1"
 _START = struct.Struct("<8sI")  # the magic, the CRC of the rest
@@ -79,6 +82,18 @@ def write(fd: int, key: str, reply: Stream, size: int, state: Stream) -> None:
             file.write(part)
         file.seek(0)
         file.write(_START.pack(_MAGIC, crc))
+
+
+def write_somewhere(fd: int, key: str, reply: Stream, size: int, state: Stream) -> list[int]:
+    """Write a record. If that fails, because the disk is full, write it to memory, and return its descriptor."""
+    try:
+        write(fd, key, reply, size, state)
+    except OSError as error:
+        log.debug("the record cannot be written, and stays in memory: %s", error.strerror)  # the agent warns of it
+        memory = os.memfd_create("netq-edge", os.MFD_CLOEXEC)
+        write(memory, key, reply, size, state)
+        return [memory]
+    return []
 
 
 def _parts(head: bytes, reply: Stream, state: Stream) -> Iterable[Buffer]:

@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import netq
+from edge.approvals import of_tasks
 from edge.config import Config
+from edge.guard import Rules
+from edge.outgoing import of_federation
 from fl.conversation import Conversation, KnownServer
 from fl.envelope import ENVELOPES, Introduction
 from fl.membership import Membership
@@ -25,6 +28,7 @@ class Work(NamedTuple):
     tasks:     "module:class" of what does the tasks, in the child process.
     arguments: of this class.
     title:     what the child imports for the user.
+    rules:     how the device's policy reads the messages.
     """
 
     noun: str
@@ -33,6 +37,7 @@ class Work(NamedTuple):
     tasks: str
     arguments: Mapping[str, Any]
     title: str
+    rules: Rules
 
 
 def federation(config: Config) -> Work:
@@ -48,4 +53,5 @@ def federation(config: Config) -> Work:
         tasks="edge.tasks:TrainingTasks",
         arguments={**{name: getattr(config, name) for name in names}, "largest": config.largest},
         title=", ".join(name for name in (config.train, config.evaluate) if name is not None),
+        rules=Rules(lambda task, plain: of_tasks(config.netloc.host, plain), of_federation, "of_federation"),
     )

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from edge.limits import Limits
-from edge.record import Record, write
+from edge.record import Record, write_somewhere
 from fl.envelope import Finished
 from netq.cli.terminal import log_to_stderr
 from netq.errors import InvalidOption, NotNow, Unreadable
@@ -162,7 +162,9 @@ def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int], pr
         answer = tasks.answer(_mapped(task), order.rate)
         if os.getpid() != process:
             os._exit(0)
-        fallback = [] if isinstance(answer, str) else _write(target, order.key, answer, tasks.save())
+        fallback = []
+        if not isinstance(answer, str):
+            fallback = write_somewhere(target, order.key, answer.message, answer.size, tasks.save())
     except MemoryError:
         answer, fallback = "MemoryError: the training has no memory left", []
     except Exception as error:  # of the user's objects, while they are serialised
@@ -199,18 +201,6 @@ def _restore(tasks: Tasks, fd: int) -> None:
         tasks.restore(Stream.of(private[private.nbytes - record.state.nbytes :]))
     except (ValueError, Unreadable) as error:
         log.error("the state of the last update cannot be read, and is left out: %s", str(error))
-
-
-def _write(target: int, key: str, answer: Finished, state: Stream) -> list[int]:
-    """Write the record. If that fails, because the disk is full, write it to memory, and return its descriptor."""
-    try:
-        write(target, key, answer.message, answer.size, state)
-    except OSError as error:
-        log.debug("the record cannot be written, and stays in memory: %s", error.strerror)  # the agent warns of it
-        memory = os.memfd_create("netq-edge", os.MFD_CLOEXEC)
-        write(memory, key, answer.message, answer.size, state)
-        return [memory]
-    return []
 
 
 def _end_with_parent(parent: int) -> None:

@@ -17,7 +17,7 @@ from fl.metrics import scalars
 from netq.text import printable
 
 MEASURED = "server_"  # prefix of the names that fl.Measured adds to the evaluation: no metric of a client has it
-_USAGE = "usage."  # how the names of metrics begin that say what a device has used (edge/usage.py)
+_USAGE = ("usage.", "policy.")  # how names of metrics begin that say what a device has used, and what it withholds
 _SHOWN = 20  # metrics in a report's line
 _PLAIN = re.compile(r"[\w./:@%+()\[\]-]+")  # a name that a report's line has without quotes
 

@@ -65,6 +65,11 @@ class SignedApp(NamedTuple):
             raise InvalidOption(f"{folder.path}: this app has changed since it was signed; run: {command}")
         return cls(folder.version, files, signature)
 
+    @property
+    def digest(self) -> str:
+        """The hash of all files, which is signed: 64 hexadecimal digits."""
+        return _digest(self.files).hex()
+
     def fault(self) -> str | None:
         """Return what a node cannot accept of an app's files, before their signature is checked; None for nothing."""
         if len(self.files) > FILES or sum(map(len, self.files.values())) > BYTES:
