@@ -201,15 +201,12 @@ class Agent:
             conversation.reply(task, masking)
             return
         if refused := self._guard.begin(task):
-            conversation.reply(task, self._guard.text(task, "refused", refused))
+            conversation.reply(task, self._guard.refused(task, refused))
             return
-        last, key = self._spool.last, self._guard.key(task)
-        if last is not None and last.key == key and task.job != conversation.delivered:
-            log.info("%s: sending the reply that was computed before", task.title)
-            self._send(conversation, task, Stream.of(last.reply), last.size, masking)
+        if self._send_stored(conversation, task, masking):
             return
         if spent := self._guard.is_spent(task):
-            conversation.reply(task, self._guard.text(task, "refused", spent))
+            conversation.reply(task, self._guard.refused(task, spent))
             return
         try:
             self._check_fit(self._traffic.after_task())
@@ -218,6 +215,15 @@ class Agent:
             raise
         self._supervisor.status(task.title)
         self._do(conversation, task, masking)
+
+    def _send_stored(self, conversation: Conversation, task: Task, masking: Masking | None) -> bool:
+        """Send the reply that is stored, if it is that of this task. Return whether it is."""
+        last = self._spool.last
+        if last is None or last.key != self._guard.key(task) or task.job == conversation.delivered:
+            return False
+        log.info("%s: sending the reply that was computed before", task.title)
+        self._send(conversation, task, Stream.of(last.reply), last.size, masking)
+        return True
 
     def _try_out(self, described: Described) -> ChildFailed | None:
         """Train once with a model like the server's. The next session gets tasks. Return why it fails."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from edge.group import Group
 from edge.machine import Machine
-from edge.worker import CHANNEL, Done, Failed, Order, Plan, Ready, Wrong, receive, send
+from edge.worker import CHANNEL, Done, Failed, Order, Plan, Ready, Wrong, receive_answer, send
 from netq.errors import InvalidOption
 from netq.utils.stream import Stream
 
@@ -218,7 +218,7 @@ class Child:
                     raise ChildFailed(f"it took longer than training.seconds ({self._plan.limits.seconds:g}); killed")
             if poll.poll(max(1, 1000 * min(waits))):
                 try:
-                    return receive(self._channel)
+                    return receive_answer(self._channel)
                 except (EOFError, OSError):
                     raise ChildFailed(self._how_it_ended()) from None
                 except Exception as error:  # of a pickle

@@ -62,6 +62,7 @@ class Guard:
         self._task = Stream()  # the present one, if there is noise
         self._known: Collection[str] = ()  # names of its tensors
         self._source = ""
+        self._said = ""  # the last refusal that the log has
 
     def key(self, task: Any) -> str:
         """Return the key of the stored reply to a task."""
@@ -92,13 +93,15 @@ class Guard:
             found = self._rules.allowed(self.policy, task, Stream.of(record.reply), self._known)
             return self._with_noise(found) if self._budget is not None and found.tensors else found
         except Withheld as error:
-            return self.text(task, "withheld", str(error), names=list(error.names))
+            return self._withheld(task, str(error), names=error.names)
         except (InvalidUpdate, Unreadable, KeyError, TypeError, ValueError) as error:
             told = "the policy of this device withholds a reply that it cannot read, or give noise to"
-            return self.text(task, "withheld", f"{told}; the reason is in its log", why=str(error))
+            return self._withheld(task, f"{told}; the reason is in its log", why=str(error))
         except OSError as error:
-            why = f"the policy of this device withholds it: its budget cannot be stored ({error.strerror})"
-            return self.text(task, "withheld", why)
+            told = f"the policy of this device withholds it: its budget cannot be stored ({error.strerror})"
+            return self._withheld(task, told)
+        finally:
+            self._task = Stream()
 
     def _with_noise(self, found: Allowed) -> Allowed:
         from edge import noising
@@ -112,6 +115,7 @@ class Guard:
         if why := self._budget.is_spent():
             raise Withheld(why)
         self._budget.spend()
+        log.info("epsilon is %.3g, at delta %g", self._budget.epsilon, self.policy.delta)
         return found._replace(message=message, size=message.nbytes)
 
     def reason(self, error: ChildFailed | str) -> str:
@@ -125,10 +129,18 @@ class Guard:
 
     def text(self, task: Any, what: str, text: str, *, why: str = "", names: Collection[str] = ()) -> str:
         """Note why there is no reply. Return what the server is told."""
-        if self.policy != Policy():
-            log.warning("%s: %s: %s", task.title, what, why or text)
         more = {"names": list(names)} if names else {}
         return self._note(task, {"what": what, "why": (why or text)[:_LONGEST], **more}) or text
+
+    def refused(self, task: Any, why: str) -> str:
+        """Note that a task is not done. Return what the server is told. The log has a reason once."""
+        log.log(logging.DEBUG if why == self._said else logging.WARNING, "%s: not done: %s", task.title, why)
+        self._said = why
+        return self.text(task, "refused", why)
+
+    def _withheld(self, task: Any, told: str, *, why: str = "", names: Collection[str] = ()) -> str:
+        log.warning("%s: withheld: %s", task.title, why or told)
+        return self.text(task, "withheld", told, why=why, names=names)
 
     def sends(self, task: Any, message: Stream, found: Allowed | None) -> str:
         """Note that a reply leaves; None: that a stored one does again. Return why it may not; "" if it may."""
@@ -137,7 +149,7 @@ class Guard:
         digest = hashlib.sha256()
         for buffer in message.buffers:
             digest.update(buffer)
-        entry = {
+        entry: dict[str, Any] = {
             "what": "sent again" if found is None else "sent",
             "bytes": message.nbytes,
             "reply": digest.hexdigest(),

@@ -94,11 +94,10 @@ def of_federation(policy: Policy, task: Any, reply: Stream, known: Collection[st
 
     if isinstance(content, str):
         return replied(FAILED if policy.restricts else content, content)
-    if _dict(content).get("type") == "Skip":
-        reason = str(content.get("reason"))
-        return replied(
-            {"type": "Skip", "reason": f"the training skips it; {STAYS}" if policy.restricts else reason}, reason
-        )
+    if _dict(content)["type"] == "Skip":
+        reason = str(_dict(content).get("reason"))
+        told = f"the training skips it; {STAYS}" if policy.restricts else reason
+        return replied({"type": "Skip", "reason": told}, reason)
     content = _fields(content, "Update" if task.job.purpose == "train" else "Report")
     examples, metrics = content.get("num_examples"), _dict(content.get("metrics", {}))
     if not is_whole(examples, 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,10 @@ from typing import Any
 import numpy as np
 
 import fl
+from edge.record import write
+from edge.worker import Done, send
+from fl.tensors.json_format import JsonSerializer
+from netq.utils.stream import Stream
 
 
 def train(model: Any, config: Mapping[str, Any]) -> fl.Update:
@@ -27,6 +32,13 @@ def keeps_a_head(model: Any, config: Mapping[str, Any]) -> fl.Update:
     """Add 1 to all tensors, also to the one that stays here."""
     model = {"head": np.zeros(2, np.float32), **model}
     return fl.Update({name: tensor + 1 for name, tensor in model.items()}, 1)
+
+
+def adds_one(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    """Add 1 to what is of floats; to the others, if the settings say so."""
+    change = {name: 1 if tensor.dtype.kind == "f" or "counts" in config else 0 for name, tensor in model.items()}
+    changed = {name: (tensor + change[name]).astype(tensor.dtype) for name, tensor in model.items()}
+    return fl.Update(changed, 5, {"loss": 0.5})
 
 
 def skips_at_first(model: Any, config: Mapping[str, Any]) -> fl.Update:
@@ -95,6 +107,45 @@ def forgets(model: Any, config: Mapping[str, Any]) -> fl.Update:
         Path(config["mark"]).touch()
         raise OSError("the sensor does not answer")
     return fl.Update(model, 1, {"rounds": len(config["state"]["rounds"])})
+
+
+def smuggles(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    """Send a secret where the settings say; of a part of the model, which is allowed, something else, too."""
+    secret = np.arange(3, dtype=np.float32) + 40
+    update = fl.Update({"w": model["w"] + np.float32(1)}, 1, {"loss": 0.5, "accuracy": 0.25})
+    match config["how"]:
+        case "tensor":
+            update.model["body"] = secret
+        case "extra":
+            update.extra["w"] = secret
+        case "metrics":
+            return fl.Update(update.model, 1, {"loss": secret})
+        case "numbers":
+            return fl.Update(update.model, 1, {"loss": 0.5, **{f"x{each}": each for each in secret}})
+        case "failure":
+            raise OSError("the secret is 42")
+        case "skip":
+            raise fl.Skip("the secret is 42")
+        case "record":  # another process writes the record of the task
+            _write_a_record()
+    return update
+
+
+def _write_a_record() -> None:
+    """Answer the order in place of the child, with fields that no Reply has."""
+    job = [7, 1, "train"]
+    content = {"type": "Skip", "reason": "", "secret": 42}
+    fd = os.memfd_create("forged")
+    write(
+        fd,
+        "7 1 train 0",
+        JsonSerializer().dump({"type": "Reply", "job": job, "content": content, "x": 42}),
+        42,
+        Stream(),
+    )
+    with socket.socket(fileno=os.dup(3)) as channel:
+        send(channel, Done(is_kept=True), fd)
+    time.sleep(1000)
 
 
 def _misbehave(how: str) -> None:
