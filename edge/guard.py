@@ -21,8 +21,8 @@ from edge.child import ChildFailed, TrainingFailed
 from edge.outgoing import FAILED, PASSED, Allowed, Withheld, names_of
 from edge.policy import Policy
 from edge.record import Record
-from fl.errors import InvalidUpdate
 from netq.errors import NotNow, Unreadable
+from netq.text import describe
 from netq.utils.stream import Stream
 
 log = logging.getLogger("edge")
@@ -76,8 +76,8 @@ class Guard:
             plain = PASSED.load(task.stream)
             self._known = names_of(plain)
             source = None if self._approvals is None else self._rules.source(task, plain)
-        except (Unreadable, KeyError, TypeError, ValueError, OSError) as error:
-            return f"the task cannot be read: {error}"
+        except (Unreadable, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+            return f"the task cannot be read: {describe(error)}"
         if self.policy.noises:
             self._task = Stream(task.stream.buffers)  # the child's side empties the other
         self._source = "" if source is None else source.hash
@@ -91,15 +91,15 @@ class Guard:
         """Return what may leave of a reply, with its noise, or why nothing does. Counts the noise."""
         try:
             found = self._rules.allowed(self.policy, task, Stream.of(record.reply), self._known)
-            return self._with_noise(found) if self._budget is not None and found.tensors else found
+            return self._with_noise(found) if self.policy.noises and found.tensors else found
         except Withheld as error:
             return self._withheld(task, str(error), names=error.names)
-        except (InvalidUpdate, Unreadable, KeyError, TypeError, ValueError) as error:
-            told = "the policy of this device withholds a reply that it cannot read, or give noise to"
-            return self._withheld(task, f"{told}; the reason is in its log", why=str(error))
         except OSError as error:
             told = f"the policy of this device withholds it: its budget cannot be stored ({error.strerror})"
             return self._withheld(task, told)
+        except Exception as error:  # what a training has written may raise anything
+            told = "the policy of this device withholds a reply that it cannot read, or give noise to"
+            return self._withheld(task, f"{told}; the reason is in its log", why=describe(error))
         finally:
             self._task = Stream()
 

@@ -47,9 +47,12 @@ def of_flower(task: Stream, reply: Stream, clipping: Clipping) -> Stream:
     """Return the reply of an app with noise in its arrays. Raises InvalidUpdate, Unreadable."""
     asked, answer = _PLAIN.load(task), _PLAIN.load(reply)
     model = noised(_arrays(asked), _arrays(answer), clipping)
-    for name, kind, items in answer["content"]:
-        if kind == "arrays":
-            items[:] = [[key, model[f"{name}.{key}"]] for key, _ in items]
+    arrays = [  # in the order of the task: an order says something, too
+        [name, kind, [[key, model[f"{name}.{key}"]] for key, _ in items]]
+        for name, kind, items in asked["content"]
+        if kind == "arrays"
+    ]
+    answer["content"] = [*arrays, *(each for each in answer["content"] if each[1] != "arrays")]
     return _PLAIN.dump(answer)
 
 

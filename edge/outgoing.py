@@ -20,7 +20,7 @@ from netq.validate import is_whole
 STAYS = "its reason stays in the log of the device, as the device's policy says"
 FAILED = f"the training has failed; {STAYS}"
 WITHHELD = "policy.withheld"  # the metric that says that others were withheld
-EXAMPLES = "num-examples"  # Flower's metric for the weight of a reply
+_ONE_EXAMPLE = ["metrics", "metrics", [["num-examples", 1]]]  # Flower's weight of a reply with noise
 
 PASSED = JsonSerializer(lambda value: value.identifier if isinstance(value, Passed) else None, Passed)
 
@@ -94,7 +94,7 @@ def of_federation(policy: Policy, task: Any, reply: Stream, known: Collection[st
 
     if isinstance(content, str):
         return replied(FAILED if policy.restricts else content, content)
-    if _dict(content)["type"] == "Skip":
+    if _dict(content).get("type") == "Skip":
         reason = str(_dict(content).get("reason"))
         told = f"the training skips it; {STAYS}" if policy.restricts else reason
         return replied({"type": "Skip", "reason": told}, reason)
@@ -129,9 +129,11 @@ def of_flower(policy: Policy, task: Any, reply: Stream, known: Collection[str]) 
     for name, kind, items in _items(found.get("content"), 3):
         if kind not in ("arrays", "metrics", "config"):
             raise Unreadable("expected records of arrays, metrics or config")
-        kept = [item for item in _items(items, 2) if _lets(names, policy, name, kind, item)]
+        kept = [item for item in _items(items, 2) if _lets(names, name, kind, item)]
         if kept or not policy.restricts:  # the name of an empty record says something, too
             records.append([name, kind, kept])
+    if policy.noises:
+        records.append(_ONE_EXAMPLE)
     usage = {name: value for name, value in _dict(found.get("usage", {})).items() if names.lets(name, value)}
     if names.withheld or policy.noises:
         usage[WITHHELD] = 1.0
@@ -140,16 +142,13 @@ def of_flower(policy: Policy, task: Any, reply: Stream, known: Collection[str]) 
     return names.allowed({"type": "Reply", **begin, "content": records, "usage": usage})
 
 
-def _lets(names: _Names, policy: Policy, record: str, kind: str, item: list[Any]) -> bool:
-    """Return whether an item of a record stays in the reply. With noise, each reply counts as one example."""
+def _lets(names: _Names, record: str, kind: str, item: list[Any]) -> bool:
+    """Return whether an item of a record stays in the reply."""
     key, value = item
-    if kind == "arrays":
-        names.tensor(f"{record}.{key}")
-        return True
-    if policy.noises and kind == "metrics" and key == EXAMPLES:
-        item[1] = 1
-        return True
-    return names.lets(f"{record}.{key}", value)
+    if kind != "arrays":
+        return names.lets(f"{record}.{key}", value)
+    names.tensor(f"{record}.{key}")
+    return True
 
 
 def names_of(task: Mapping[str, Any]) -> list[str]:

@@ -16,9 +16,14 @@ import edge
 import fl
 from edge.audit import verify
 from edge.budget import Budget
+from edge.outgoing import of_federation, of_flower
 from edge.policy import Policy
-from fl.messages import Reply, Skip
-from netq.errors import InvalidOption, NotNow
+from fl import envelope
+from fl.flower.envelope import Ask
+from fl.messages import MESSAGES, Reply, Skip
+from fl.tensors.json_format import JsonSerializer
+from netq.errors import InvalidOption, NotNow, Unreadable
+from netq.utils.stream import Stream
 from tests.edge.test_agent import ID, SOON, config, running
 from tests.edge.test_agent import server as federation
 from tests.edge.test_config import SERVER, refusal, run_edge, write
@@ -162,6 +167,30 @@ def test_update_is_clipped_and_its_noise_has_the_right_size(tmp_path: Path) -> N
         assert report.num_examples == {ID: 1}
         assert abs(float(np.std(aggregator.model["w"])) - 1.0) < 0.05
         assert abs(float(np.mean(aggregator.model["w"])) - 2 / 20_000**0.5) < 0.05
+
+
+def test_with_noise_an_evaluation_says_nothing() -> None:
+    policy = Policy(clip=2.0, noise_multiplier=0.5)
+    task = envelope.Task(envelope.Job(7, 1, "evaluate"), 0, 0, 0, 9.0, Stream())
+    for content, sent in (
+        (fl.Report(5, {"accuracy": 0.5}), fl.Report(1, {"policy.withheld": 1.0})),
+        (Skip("the secret is 42"), Skip("the training skips it; " + FAILED.partition("; ")[2])),
+        ("the secret is 42", FAILED),
+    ):
+        reply = MESSAGES.dump(Reply(envelope.Job(1, 2, "train"), content))
+        found = of_federation(policy, task, reply, ())
+        read = MESSAGES.load(found.message)
+        assert (read.job, str(read.content)) == (task.job, str(sent))
+        assert (found.size, found.tensors) == (0, [])
+
+
+@pytest.mark.parametrize("reply", [{}, {"type": "Reply"}, {"type": "Reply", "content": {"type": "Masked"}}, [1], "x"])
+def test_reply_of_another_form_is_no_reply(reply: Any) -> None:
+    task = envelope.Task(envelope.Job(7, 1, "train"), 0, 0, 0, 9.0, Stream())
+    with pytest.raises((Unreadable, KeyError)):
+        of_federation(Policy(), task, JsonSerializer().dump(reply), ())
+    with pytest.raises(Unreadable):
+        of_flower(Policy(), Ask((7, 1), "", "", Stream()), JsonSerializer().dump(reply), ())
 
 
 @pytest.mark.slow
