@@ -40,8 +40,9 @@ def unit(file: Path, memory: str, devices: list[str]) -> str:
         f"Environment=EDGE_{table.upper()}_KEY=%d/{table}-key\n"
         for table, key in keys.items()
     )
-    model = _model(tables)
-    last = "" if model is None else f"Environment={_word('EDGE_MODEL_PATH=%S/edge/' + _path('model.path', model))}\n"
+    last = "".join(
+        f"Environment={_word(f'{variable}=%S/edge/' + _path(key, name))}\n" for key, variable, name in _outputs(tables)
+    )
     needs_terminals = "idle" in tables.get("fit", {})
     hardware = "".join(f"DeviceAllow={device} rw\n" for device in devices)
     private = "DevicePolicy=closed" if devices or needs_terminals else "PrivateDevices=yes"
@@ -71,7 +72,7 @@ TimeoutStopSec=30
 
 DynamicUser=yes
 StateDirectory=edge
-# Stronger than client.state and model.path of the file: the rest of the disk is read-only.
+# Stronger than client.state, model.path and policy.audit of the file: the rest of the disk is read-only.
 Environment=EDGE_CLIENT_STATE=%S/edge
 {last}UMask=0077
 {credentials}
@@ -115,9 +116,9 @@ WantedBy=multi-user.target
 
 def containerfile(file: Path) -> str:
     """Return the text of a Containerfile for a device whose folder is the build's context."""
-    model = _model(File(file, FILE).tables)
-    path = json.dumps(f"/state/{model}").replace("$", "\\$")  # or it would name a variable
-    last = "" if model is None else f"ENV EDGE_MODEL_PATH={path}\n"
+    found = _outputs(File(file, FILE).tables)
+    paths = [(variable, json.dumps(f"/state/{name}").replace("$", "\\$")) for _, variable, name in found]  # no variable
+    last = "".join(f"ENV {variable}={path}\n" for variable, path in paths)
     return f"""\
 # Written by `edge install --container`. Build it in the device's folder, with the wheel of {DISTRIBUTION} in it:
 #     podman build -t edge . && podman run --memory 256m --read-only --volume edge-state:/state edge
@@ -138,9 +139,12 @@ ENTRYPOINT {json.dumps(["edge", "run", file.name])}
 """
 
 
-def _model(tables: Mapping[str, Any]) -> str | None:
-    """Return the name of the file for the last model, None if the device keeps none."""
-    return Path(tables["model"]["path"]).name if "path" in tables.get("model", {}) else None
+def _outputs(tables: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the keys that name a file to write, the variables that replace them, and the names of the files."""
+    keys = [(table, key) for table, key in (("model", "path"), ("policy", "audit")) if key in tables.get(table, {})]
+    return [
+        (f"{table}.{key}", f"EDGE_{table.upper()}_{key.upper()}", Path(tables[table][key]).name) for table, key in keys
+    ]
 
 
 def install(file: Path, *, name: str, folder: Path | None, memory: str, devices: list[str], container: bool) -> str:
