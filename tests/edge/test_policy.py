@@ -21,6 +21,7 @@ from edge.policy import Policy
 from fl import envelope
 from fl.flower.envelope import Ask
 from fl.messages import MESSAGES, Reply, Skip
+from fl.privacy.accountant import Ledger, Noise
 from fl.tensors.json_format import JsonSerializer
 from netq.errors import InvalidOption, NotNow, Unreadable
 from netq.utils.stream import Stream
@@ -28,6 +29,7 @@ from tests.edge.test_agent import ID, SOON, config, running
 from tests.edge.test_agent import server as federation
 from tests.edge.test_config import SERVER, refusal, run_edge, write
 from tests.edge.test_restart import Server, agent, server, until_exists
+from tests.pages import Page
 
 __all__ = ["server"]
 
@@ -124,8 +126,6 @@ def test_noise_is_added_once_and_sent_again_after_a_kill(server: Server, tmp_pat
 
 
 def _rounds(count: int) -> Any:
-    from fl.privacy.accountant import Ledger, Noise
-
     return Ledger([(Noise(0.5), count)])
 
 
@@ -312,6 +312,26 @@ def test_mistake_in_the_table_is_one_line(tmp_path: Path, text: str, said: str) 
     message = refusal(path)
     assert message.startswith(f"{path}: {said}")
     assert "\n" not in message
+
+
+def test_tables_of_the_page_are_right(tmp_path: Path) -> None:
+    first, noise = Page("docs/how-to/policy.md").blocks("toml")
+    first, client = first.replace("/var/lib/edge", "state"), '[client]\nstate = "state"\n'
+    assert edge.Config.load(write(tmp_path, SERVER + first)).policy == Policy(
+        tensors=("head.*",), metrics=("loss", "usage.*"), approve=True, audit=tmp_path / "audit.jsonl"
+    )
+    assert edge.Config.load(write(tmp_path, SERVER + client + noise)).policy == Policy(
+        clip=1.0, noise_multiplier=10.0, max_epsilon=8.0
+    )
+    assert [row[1:] for row in Page("docs/how-to/policy.md").rows("`noise_multiplier`")] == [
+        [f"{Ledger([(Noise(multiplier / 2), count)]).epsilon(1e-5):{form}}" for count, form in zip((1, 10, 100), forms)]
+        for multiplier, forms in (
+            (1, (".1f", ".1f", ".0f")),
+            (5, (".2f", ".2f", ".1f")),
+            (20, (".2f",) * 3),
+            (50, (".2f",) * 3),
+        )
+    ]
 
 
 def test_compression_is_not_for_noise(tmp_path: Path) -> None:
