@@ -25,6 +25,7 @@ from edge.approvals import Source, of_app
 from edge.config import FLOWER_KEYS, KEYS, Config, from_file, open_file
 from edge.guard import Rules
 from edge.outgoing import of_flower
+from edge.policy import Policy
 from edge.work import Work
 from fl.conversation import Conversation, KnownServer
 from fl.flower.app_folder import AppFolder, is_folder, parse_config
@@ -35,6 +36,7 @@ from fl.membership import Membership
 from netq.errors import InvalidOption
 from netq.options import NetworkLocation
 from netq.toml_file import File, Override
+from netq.utils.stream import Stream
 
 
 def load(
@@ -79,8 +81,14 @@ def _work(config: Config, app: str | None, folder: Path | None, signer: Path | N
         tasks="edge.flower_tasks:FlowerTasks",
         arguments=arguments,
         title=f"the apps in {folder}" if app is None else app,
-        rules=Rules(partial(_source, folder), of_flower, "of_flower"),
+        rules=Rules(partial(_source, folder), of_flower, _noised),
     )
+
+
+def _noised(policy: Policy, task: Stream, reply: Stream) -> Stream:
+    from edge import noising  # numpy
+
+    return noising.of_flower(policy, task, reply)
 
 
 def _source(folder: Path | None, ask: Ask, _: Any) -> Source:

@@ -35,12 +35,12 @@ class Rules(NamedTuple):
 
     source:  of a task, from its envelope and its plain values.
     allowed: see edge/outgoing.py.
-    noised:  the function's name in edge/noising.py.
+    noised:  see edge/noising.py.
     """
 
     source: Callable[[Any, Any], Source]
     allowed: Callable[[Policy, Any, Stream, Collection[str]], Allowed]
-    noised: str
+    noised: Callable[[Policy, Stream, Stream], Stream]
 
 
 class Guard:
@@ -104,14 +104,8 @@ class Guard:
             self._task = Stream()
 
     def _with_noise(self, found: Allowed) -> Allowed:
-        from edge import noising
-        from fl.privacy.bounded import Clipping
-
-        assert self._budget is not None
-        assert self.policy.clip is not None
-        assert self.policy.noise_multiplier is not None
-        clipping = Clipping(self.policy.clip, self.policy.noise_multiplier, follows=False)
-        message = getattr(noising, self._rules.noised)(self._task, found.message, clipping)
+        assert self._budget is not None  # Policy.check
+        message = self._rules.noised(self.policy, self._task, found.message)
         if why := self._budget.is_spent():
             raise Withheld(why)
         self._budget.spend()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from edge.outgoing import names_of
+from edge.policy import Policy
 from fl.compression.packed import Unpacked
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Reply, Task, Update, with_fields
@@ -26,7 +27,7 @@ from netq.utils.stream import Stream
 _PLAIN = messages()
 
 
-def of_federation(task: Stream, reply: Stream, clipping: Clipping) -> Stream:
+def of_federation(policy: Policy, task: Stream, reply: Stream) -> Stream:
     """Return the reply of a training with noise in its update. Raises InvalidUpdate, Unreadable."""
     asked, answer = MESSAGES.load(task), MESSAGES.load(reply)
     assert isinstance(asked, Task)
@@ -38,15 +39,15 @@ def of_federation(task: Stream, reply: Stream, clipping: Clipping) -> Stream:
         specs = specs_of(start)
         changed = of_role(start, asked.roles, "trained")
         start |= zeros_like({name: each for name, each in changed.items() if specs[name].dtype in DELTA_DTYPES})
-    content = with_fields(answer.content, model=noised(start, trained, clipping))
+    content = with_fields(answer.content, model=noised(start, trained, _clipping(policy)))
     message: Stream = MESSAGES.dump(Reply(answer.job, content))
     return message
 
 
-def of_flower(task: Stream, reply: Stream, clipping: Clipping) -> Stream:
+def of_flower(policy: Policy, task: Stream, reply: Stream) -> Stream:
     """Return the reply of an app with noise in its arrays. Raises InvalidUpdate, Unreadable."""
     asked, answer = _PLAIN.load(task), _PLAIN.load(reply)
-    model = noised(_arrays(asked), _arrays(answer), clipping)
+    model = noised(_arrays(asked), _arrays(answer), _clipping(policy))
     arrays = [  # in the order of the task: an order says something, too
         [name, kind, [[key, model[f"{name}.{key}"]] for key, _ in items]]
         for name, kind, items in asked["content"]
@@ -77,6 +78,12 @@ def noised(start: Model, trained: Mapping[str, Any], clipping: Clipping) -> dict
         total[place : place + whole.size] = whole + noise
         place += whole.size
     return {**bounded.moved(start, total), **{name: tensor for name, tensor in exact.items() if name in trained}}
+
+
+def _clipping(policy: Policy) -> Clipping:
+    assert policy.clip is not None
+    assert policy.noise_multiplier is not None
+    return Clipping(policy.clip, policy.noise_multiplier, follows=False)
 
 
 def _arrays(message: Mapping[str, Any]) -> dict[str, Any]:

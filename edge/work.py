@@ -14,9 +14,11 @@ from edge.approvals import of_tasks
 from edge.config import Config
 from edge.guard import Rules
 from edge.outgoing import of_federation
+from edge.policy import Policy
 from fl.conversation import Conversation, KnownServer
 from fl.envelope import ENVELOPES, Introduction
 from fl.membership import Membership
+from netq.utils.stream import Stream
 
 
 class Work(NamedTuple):
@@ -40,6 +42,12 @@ class Work(NamedTuple):
     rules: Rules
 
 
+def _noised(policy: Policy, task: Stream, reply: Stream) -> Stream:
+    from edge import noising  # numpy
+
+    return noising.of_federation(policy, task, reply)
+
+
 def federation(config: Config) -> Work:
     """Return the work of a device with functions of its own."""
     introduction = Introduction(config.properties, config.model is not None, config.name)
@@ -53,5 +61,5 @@ def federation(config: Config) -> Work:
         tasks="edge.tasks:TrainingTasks",
         arguments={**{name: getattr(config, name) for name in names}, "largest": config.largest},
         title=", ".join(name for name in (config.train, config.evaluate) if name is not None),
-        rules=Rules(lambda task, plain: of_tasks(config.netloc.host, plain), of_federation, "of_federation"),
+        rules=Rules(lambda task, plain: of_tasks(config.netloc.host, plain), of_federation, _noised),
     )

@@ -159,7 +159,12 @@ def receive(
         fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     if not size:
         raise EOFError
-    return load(memoryview(buffer)[:size]), list(fds)
+    try:
+        return load(memoryview(buffer)[:size]), list(fds)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
 
 
 def send(channel: socket.socket, message: Any, *fds: int) -> None:

@@ -405,6 +405,5 @@ def test_wrong_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as end:
         command.main(["client.toml"])
     assert end.value.code == 2
-    assert (
-        "invalid choice: 'client.toml' (choose from 'run', 'check', 'install', 'simulate')" in capsys.readouterr().err
-    )
+    commands = "'run', 'check', 'approve', 'audit', 'install', 'simulate'"
+    assert f"invalid choice: 'client.toml' (choose from {commands})" in capsys.readouterr().err
