@@ -1,4 +1,4 @@
-"""The device's file, and by what the boards differ: id, state, model, and in [settings] `partition` and `partitions`.
+"""The device's file, and by what the boards differ: id, state, model, audit log, `partition` and `partitions`.
 
 All boards read the same file. Imports none of the modules that it names: the boards do.
 """
@@ -32,6 +32,7 @@ class Device:
     training: Limits
     connection: ConnectionOptions
     model: Path | None  # the file for the last model
+    audit: Path | None  # the file for the audit log
 
     @classmethod
     def load(cls, path: Path, boards: int) -> Device:
@@ -54,7 +55,8 @@ class Device:
                 "a server and a file without certificates of clients"
             )
         host, port = config.netloc
-        return cls(path, host, port, _resolve(file, host), is_certified, config.training, config.connection, model)
+        address, audit = _resolve(file, host), config.policy.audit
+        return cls(path, host, port, address, is_certified, config.training, config.connection, model, audit)
 
     @property
     def is_named(self) -> bool:
@@ -69,8 +71,9 @@ class Device:
         """
         link = self.training.bound(self.connection, memory)
         own = {} if self.is_certified else {"EDGE_CLIENT_ID": str(uuid.uuid4())}
-        if self.model is not None:
-            own["EDGE_MODEL_PATH"] = json.dumps(str(self.model.absolute().with_stem(f"{self.model.stem}-{board}")))
+        for variable, path in (("EDGE_MODEL_PATH", self.model), ("EDGE_POLICY_AUDIT", self.audit)):
+            if path is not None:
+                own[variable] = json.dumps(str(path.absolute().with_stem(f"{path.stem}-{board}")))
         return {
             **own,
             "EDGE_CONNECTION_MESSAGE_SIZE": str(link.message_size),

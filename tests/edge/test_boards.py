@@ -136,10 +136,11 @@ def test_boards_differ_by_id_state_and_partition(tmp_path: Path) -> None:
 
 
 def test_boards_write_the_last_model_to_a_file_each(tmp_path: Path) -> None:
-    path = write(tmp_path, '[model]\npath = "model.npz"\n')
+    path = write(tmp_path, '[model]\npath = "model.npz"\n[policy]\naudit = "audit.jsonl"\n')
     device = Device.load(path, 2)
     own = [Config.load(path, from_environment(device.overrides(board, 2, tmp_path, 2**27))) for board in (0, 1)]
     assert [each.model for each in own] == [tmp_path / "model-0.npz", tmp_path / "model-1.npz"]
+    assert [each.policy.audit for each in own] == [tmp_path / "audit-0.jsonl", tmp_path / "audit-1.jsonl"]
 
 
 @pytest.mark.parametrize(
