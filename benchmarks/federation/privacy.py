@@ -1,8 +1,8 @@
 """How well digits are told apart with noise: python -m benchmarks.federation.privacy. Writes benchmarks-privacy.md.
 
 The same network, data and epsilon with fl, with Opacus, which protects examples where they are, and with Flower's
-wrapper for differential privacy. Needs the environment of Flower, with flwr[dp]; Opacus has one of its own
-(NETQ_BENCH_OPACUS: its interpreter; without it that row is left out).
+wrapper for differential privacy. Needs the environment of Flower; Opacus has one of its own (NETQ_BENCH_OPACUS: its
+interpreter; without it that row is left out).
 """
 
 from __future__ import annotations
