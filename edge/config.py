@@ -14,8 +14,8 @@ Opens no connection, starts nothing, and imports nothing of the user's.
               name               what logs and reports call this device besides its id; default: the common name of its
                                  certificate
               train, evaluate    "module:function", as in "farm.training:train"
-              columns            "module:function", which returns this device's data as arrays by name, for a server that
-                                 asks for statistics; default: it gives none
+              columns            "module:function", which returns this device's data as arrays by name, for servers that
+                                 ask for statistics; default: it gives none
               min_count          a column with fewer values is withheld from the server, and a smaller number of values
                                  is given as 0; default 10
               check              whether to train once with a model of zeros before the device takes part; default false

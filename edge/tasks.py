@@ -72,9 +72,8 @@ class TrainingTasks:
         ]
         assert functions[0] is not None
         packing = None if compression is None else _compression(compression)
-        data = (
-            None if columns is None else self._with_settings(function("client.columns", columns, "farm.data:columns"))
-        )
+        data = None if columns is None else function("client.columns", columns, "farm.training:columns")
+        data = data and self._with_settings(data)
         self._trainer = Trainer(functions[0], functions[1], packing, columns=data, min_count=min_count)
 
     def answer(self, task: Stream, rate: float | None = None) -> Finished | str:

@@ -66,7 +66,7 @@ class Survey:
                 total = self._masks.open(self._summing, {})
                 self._total = self._query.checked(total, len(self._present))
         except (Void, InvalidUpdate) as error:
-            void = ClientFailure(FailureKind.VOID, f"no statistics under masks: {error}")
+            void = ClientFailure(FailureKind.VOID, f"there is no sum under masks: {error}")
             self._failures |= {client: void for client in asked if client not in self._failures}
             self._present, self._total = [], np.zeros_like(self._total)
         return self._report(least)
