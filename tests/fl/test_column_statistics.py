@@ -81,7 +81,7 @@ def test_a_quantile_across_empty_cells() -> None:
 )
 def test_numbers_of_any_kind_count(values: Any) -> None:
     found = pooled([values])
-    assert (found.count, found.missing) == (3, np.ma.count_masked(values))
+    assert (found.count, found.missing) == (3, len(values) - 3)
     assert found.mean == pytest.approx(np.mean(values), abs=1e-6)
 
 

@@ -171,7 +171,7 @@ def test_a_policy_of_masks_holds_for_statistics() -> None:
     required = {"columns": data(1), "secure": fl.SecurePolicy(required=True)}
     report = asked([required, {"columns": data(2)}])
     assert "answers under secure aggregation only" in str(report.failures[IDS[0]])
-    wants_more = {"columns": data(1), "secure": fl.SecurePolicy(min_clients=9)}
+    wants_more: dict[str, Any] = {"columns": data(1), "secure": fl.SecurePolicy(min_clients=9)}
     with Federation(min_clients=3, wait=4, **MASKED) as found:
         for id, each in zip(IDS, [wants_more, *({"columns": data(number)} for number in range(3))], strict=True):
             join(found, id, **each)
