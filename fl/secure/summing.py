@@ -7,11 +7,13 @@ vector can be opened here: the keepers give shares for a sum of `least` clients 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from fl.errors import InvalidUpdate
 from fl.messages import Masked
 from fl.secure import shamir
+from fl.secure.counts import Counts
+from fl.secure.layout import Layout
 from fl.secure.packets import Dealt
 from fl.secure.participant import masked_with, wanted_of
 from fl.secure.roster import Roster
@@ -19,25 +21,8 @@ from fl.secure.terms import Terms
 from fl.secure.words import Words
 from fl.tensors.spec import Model
 
-Said = TypeVar("Said")
-Said_co = TypeVar("Said_co", covariant=True)
 
-
-class Form(Protocol[Said_co]):
-    """The form of the vectors: fl.secure.layout.Layout, or fl.secure.counts.Counts."""
-
-    small: int
-    large: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a vector."""
-
-    def decode(self, start: Model, words: Words) -> Said_co:
-        """Return what a sum of vectors says. Raises InvalidUpdate."""
-
-
-class Summing(Generic[Said]):
+class Summing:
     """The sum of the vectors of one round.
 
     present: the clients whose vectors are in it, in the order in which they came.
@@ -46,7 +31,7 @@ class Summing(Generic[Said]):
     liars:   clients that have dealt shares of no secret.
     """
 
-    def __init__(self, terms: Terms, roster: Roster, layout: Form[Said]) -> None:
+    def __init__(self, terms: Terms, roster: Roster, layout: Layout | Counts) -> None:
         self.terms = terms
         self.present: list[str] = []
         self.roster = roster
@@ -108,8 +93,8 @@ class Summing(Generic[Said]):
         least = self.roster.threshold
         return all(len(self._shares.get(each, ())) >= least for each in self._wanted(()))
 
-    def opened(self, start: Model) -> Said:
-        """Return what the sum says. start: the round's model.
+    def opened(self, start: Model) -> Any:
+        """Return what the sum says, as the layout decodes it. start: the round's model.
 
         Raises InvalidUpdate: a client has dealt shares of no secret, or has sent other numbers than it should.
         """

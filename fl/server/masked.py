@@ -60,7 +60,7 @@ class Masks:
 
     def begin(
         self, task: Task, clients: Collection[Member], needed: int, most: int
-    ) -> tuple[Task, Summing[Any], Mapping[Member, ClientFailure]]:
+    ) -> tuple[Task, Summing, Mapping[Member, ClientFailure]]:
         """Return the task with its terms, the sum to be, and the clients that cannot take part. Raises Void.
 
         needed: clients that the round needs. most: the largest weight of one.
@@ -82,14 +82,17 @@ class Masks:
                 least=min(len(ids), max(self.options.min_clients, needed)),
                 recovers=self.options.recovers,
             )
-            layout: Any = layout_of(terms, task)
+            layout = layout_of(terms, task)
         except InvalidUpdate as error:
             raise Void(f"secure aggregation cannot sum this model: {error}") from None
         failed = {by_id[each]: failure for each, failure in failures.items()}
         return replace(task, secure=asdict(terms)), Summing(terms, roster, layout), failed
 
-    def open(self, summing: Summing[T], start: Model) -> T:
-        """Have the sum opened by those who keep shares of its masks, and return what it says. Raises InvalidUpdate."""
+    def open(self, summing: Summing, start: Model) -> Any:
+        """Have the sum opened by those who keep shares of its masks, and return what it says. Raises InvalidUpdate.
+
+        That is a Summed; for statistics the sum of the vectors.
+        """
         try:
             if summing.terms.recovers:
                 self._collect(summing)
@@ -101,7 +104,7 @@ class Masks:
             self.liars |= summing.liars
             self._note(summing.doubts, len(summing.roster.committee))
 
-    def _collect(self, summing: Summing[Any]) -> None:
+    def _collect(self, summing: Summing) -> None:
         """Collect the shares that open a sum. Raises InvalidUpdate if there are too few."""
         roster, threshold = summing.roster, summing.roster.threshold
         asked = {"number": summing.terms.number}
@@ -253,7 +256,7 @@ class MaskedRound(Round[Any]):
     def __init__(self, masks: Masks, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._masks = masks
-        self.summing: Summing[Summed] | None = None
+        self.summing: Summing | None = None
 
     def _ask(self, task: Task, clients: Collection[Member]) -> None:
         try:
@@ -274,7 +277,8 @@ class MaskedRound(Round[Any]):
     def open(self, start: Model) -> Summed:
         """Return what the sum says. Raises InvalidUpdate."""
         assert self.summing is not None
-        return self._masks.open(self.summing, start)
+        summed: Summed = self._masks.open(self.summing, start)
+        return summed
 
 
 def _parts(

@@ -134,7 +134,7 @@ class Server:
         self._standings = {each: Standing(federation.patience.suspend_after, first, each) for each in PURPOSES}
         self._closed = threading.Event()
         self._disputed: dict[uuid.UUID, int] = {}  # clients that relays leave out, and until which round
-        self._surveys = 0
+        self._surveys = 0  # questions for statistics
         try:
             if relays and not federation.strategy.merges:
                 raise netq.InvalidOption(f"Server.relays: {not_through_relays(federation.strategy)}")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fl.column_statistics import Query, StatisticsReport, Vector
+from fl.column_statistics import Query, StatisticsReport
 from fl.errors import InvalidUpdate
 from fl.messages import Answered, Masked, Task
 from fl.report import ClientFailure, FailureKind
@@ -42,7 +42,7 @@ class Survey:
         self._task = task
         self._needed = needed
         self._total = np.zeros(query.numbers, np.int64)
-        self._summing: Summing[Vector] | None = None
+        self._summing: Summing | None = None
         self._withheld: dict[str, dict[str, str]] = {}
         self._present: list[str] = []
         self._failures: dict[str, ClientFailure] = {}

@@ -73,7 +73,7 @@ class Circle:
         self.masks = Masks(options or SecureAggregation(), members)
         self._round = 0
 
-    def begin(self, most: int = 1, needed: int = 3, **fields: Any) -> tuple[Task, Summing[Any], Mapping[str, str]]:
+    def begin(self, most: int = 1, needed: int = 3, **fields: Any) -> tuple[Task, Summing, Mapping[str, str]]:
         """Return the task of the next round, the sum to be, and why clients take no part."""
         self._round += 1
         task = Task(Job(1, self._round, "train"), self.model, {}, **fields)
@@ -89,17 +89,17 @@ class Circle:
         assert isinstance(masked, Masked)
         return masked
 
-    def report(self, task: Task, summing: Summing[Any], without: Collection[str] = ()) -> None:
+    def report(self, task: Task, summing: Summing, without: Collection[str] = ()) -> None:
         """Have all clients of a round send their vectors but some."""
         for client in summing.terms.clients:
             if client not in without and client not in self.lost:
                 summing.add(client, self.update(client, task))
 
-    def open(self, summing: Summing[Any]) -> Summed:
+    def open(self, summing: Summing) -> Summed:
         found: Summed = self.masks.open(summing, self.model)
         return found
 
-    def plain(self, summing: Summing[Any]) -> Words:
+    def plain(self, summing: Summing) -> Words:
         """Return the sum of the same vectors without masks, in Python's and numpy's own integers of 64 bits."""
         form: Any = summing._layout
         small, large = np.zeros(form.small, np.int64), np.zeros(form.large, np.int64)

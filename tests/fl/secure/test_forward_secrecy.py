@@ -32,7 +32,7 @@ def held(value: Any, seen: set[int]) -> Iterator[bytes]:
         yield from held(vars(value), seen)
 
 
-def opens(keys: set[bytes], client: str, sent: Mapping[str, Masked], summing: Summing[Any]) -> list[tuple[str, str]]:
+def opens(keys: set[bytes], client: str, sent: Mapping[str, Masked], summing: Summing) -> list[tuple[str, str]]:
     """Return which packets these keys open, or the keys that follow from them by what the protocol derives."""
     terms, found = summing.terms, []
     size = packets.packet_size(len(terms.clients))

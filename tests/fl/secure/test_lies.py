@@ -18,13 +18,13 @@ from fl.server.federation import Void
 from tests.fl.secure.circle import Asked, Circle
 
 
-def begun(clients: int = 5) -> tuple[Circle, Task, Summing[Any]]:
+def begun(clients: int = 5) -> tuple[Circle, Task, Summing]:
     circle = Circle(clients)
     task, summing, _ = circle.begin()
     return circle, task, summing
 
 
-def reported(clients: int = 5) -> tuple[Circle, Task, Summing[Any]]:
+def reported(clients: int = 5) -> tuple[Circle, Task, Summing]:
     circle, task, summing = begun(clients)
     circle.report(task, summing)
     return circle, task, summing
@@ -34,7 +34,7 @@ def changed(asked: Task, **terms: Any) -> Task:
     return replace(asked, secure={**asked.secure, **terms})
 
 
-def asking(summing: Summing[Any], step: str, **values: Any) -> Asked:
+def asking(summing: Summing, step: str, **values: Any) -> Asked:
     terms = summing.terms
     return {"step": step, "session": terms.session, "number": terms.number, **values}
 
