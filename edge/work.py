@@ -38,7 +38,7 @@ class Work(NamedTuple):
 def federation(config: Config) -> Work:
     """Return the work of a device with functions of its own."""
     introduction = Introduction(config.properties, config.model is not None, config.name)
-    names = ("train", "evaluate", "compression", "settings", "model")
+    names = ("train", "evaluate", "compression", "settings", "model", "columns", "min_count")
     return Work(
         noun="federation",
         messages=ENVELOPES,
@@ -47,5 +47,5 @@ def federation(config: Config) -> Work:
         ),
         tasks="edge.tasks:TrainingTasks",
         arguments={**{name: getattr(config, name) for name in names}, "largest": config.largest},
-        title=", ".join(name for name in (config.train, config.evaluate) if name is not None),
+        title=", ".join(name for name in (config.train, config.evaluate, config.columns) if name is not None),
     )

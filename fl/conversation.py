@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -142,10 +143,11 @@ class Conversation:
             if isinstance(message, Permit | Final | Described):
                 self._keep(message)
             elif not isinstance(message, End):
-                self._membership.asked(peer)
                 if self._inbox is not None:
+                    self._membership.asked(peer)
                     self._ready += self._inbox.add(message)
                 else:
+                    self._note_task(peer, message)
                     self._ready = deque(self._to_do(message))
             elif self._membership.ended(peer):
                 self._end(message, idle)
@@ -228,6 +230,12 @@ class Conversation:
             self._queue.put(Offer(task.job, answer.size))
             return None
         return self._put(answer)
+
+    def _note_task(self, server: uuid.UUID, task: Task) -> None:
+        if task.job.purpose == "statistics":
+            self._membership.surveyed()
+        else:
+            self._membership.asked(server)
 
     def _to_do(self, task: Task) -> list[Task]:
         """Return a task that has arrived, unless its reply is on its way already, or this client only asks."""

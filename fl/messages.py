@@ -3,8 +3,9 @@
     server ──Task──► client        train, or evaluate, this model
     server ◄─Offer── client        the reply is ready, and too large to send without a permit
     server ─Permit─► client        there is room for the reply
-    server ◄─Reply── client        an Update (train), a Report (evaluate), a Skip, or the reason of a failure;
-                                   of a relay a Subtotal; under secure aggregation a Masked, and an Answered to a step
+    server ◄─Reply── client        an Update (train), a Report (evaluate), an Answered (statistics), a Skip, or the
+                                   reason of a failure; of a relay a Subtotal; under secure aggregation a Masked, and
+                                   an Answered to a step
     server ◄Introduction client    the client's properties, at the begin of a session
     server ◄─Leave── client        the client closes its session, and why
     server ◄Describe─ client       a client that wants no task, but to know what tasks are like
@@ -116,7 +117,9 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Masked:
-    """An update or a report under masks: the server learns the sum of all only (fl/secure). Raises InvalidUpdate.
+    """An update, a report or statistics under masks: the server learns the sum of all only (fl/secure).
+
+    Raises InvalidUpdate.
 
     number:  of the masked round.
     vector:  its words, in bytes.
@@ -194,7 +197,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a client answers to a step of secure aggregation: plain values and bytes by name."""
+    """What a client answers to a step of secure aggregation, or to a question for statistics: plain values by name."""
 
     values: Mapping[str, Any]
 

@@ -17,19 +17,23 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from fl.checks import expect
+from fl.column_statistics import Query
 from fl.compression.packed import Packed
 from fl.errors import InvalidUpdate
-from fl.messages import Content, Masked, Skip, Task, Update
+from fl.messages import Answered, Content, Masked, Skip, Task, Update
 from fl.secure import packets
 from fl.secure.certified import Prove, Sign
+from fl.secure.counts import Counts
 from fl.secure.layout import Layout
 from fl.secure.noised import NoisedLayout
 from fl.secure.pairs import BOX, TAG, Entry, Ratchet, Sealing, derive, tag
 from fl.secure.roster import Roster
 from fl.secure.terms import Terms, digest
+from fl.secure.words import Words
 from fl.tensors.model import copied
 from fl.tensors.roles import SENT, of_role
-from fl.tensors.spec import Spec, specs_of
+from fl.tensors.spec import Model, specs_of
 from netq.errors import SecurityError
 from netq.text import describe
 from netq.utils.secret import is_same_secret
@@ -284,22 +288,19 @@ class Masking:
             for each in roster.committee
             if terms.recovers
         }
-        sent = of_role(task.model, task.roles, *SENT) if task.job.purpose == "train" else {}
-        self._start = copied(sent)
-        self._layout = layout_of(terms, specs_of(sent), roster)
+        self._start = copied(sent_of(task))
+        self._layout = layout_of(terms, task, roster)
 
-    def mask(self, content: Content) -> Masked | Skip:
-        """Return what is sent of an update, or of a report; a Skip stays one. Call it once. Raises InvalidUpdate."""
+    def mask(self, content: Content | Answered) -> Masked | Skip:
+        """Return what is sent of an update, a report or statistics; a Skip stays one. Call it once.
+
+        Raises InvalidUpdate.
+        """
         if isinstance(content, Skip):
             return content
         if not self._masks:
             raise InvalidUpdate("there are no masks (any more): a vector is made once")
-        model = content.model if isinstance(content, Update) else {}
-        if isinstance(content, Update) and content.extra:
-            raise InvalidUpdate(f"extra: {', '.join(content.extra)}; expected none: masks cover the model only")
-        if any(isinstance(each, Packed) for each in model.values()):
-            raise InvalidUpdate("this client has a compression of its own, and a vector under masks cannot be packed")
-        words = self._layout.encode(self._start, model, content.num_examples, content.metrics)
+        words = self._words(content)
         plus = [key for each, key in self._masks.items() if self._is_first[each]]
         minus = [key for each, key in self._masks.items() if not self._is_first[each]]
         dealt = packets.Dealt(b"", b"", b"")
@@ -311,6 +312,18 @@ class Masking:
         self._masks = self._packets = {}
         words.mask(plus, minus)
         return Masked(self._terms.number, words.memory, *dealt)
+
+    def _words(self, content: Content | Answered) -> Words:
+        if isinstance(self._layout, Counts):
+            return self._layout.encode(content.values.get("vector") if isinstance(content, Answered) else None)
+        if isinstance(content, Answered | Skip):
+            raise InvalidUpdate(f"a {type(content).__name__}; expected an update or a report")
+        model = content.model if isinstance(content, Update) else {}
+        if isinstance(content, Update) and content.extra:
+            raise InvalidUpdate(f"extra: {', '.join(content.extra)}; expected none: masks cover the model only")
+        if any(isinstance(each, Packed) for each in model.values()):
+            raise InvalidUpdate("this client has a compression of its own, and a vector under masks cannot be packed")
+        return self._layout.encode(self._start, model, content.num_examples, content.metrics)
 
 
 def _valid(answer: Callable[[], T], what: str) -> T:
@@ -328,8 +341,17 @@ def packet_key(key: bytes, terms: Terms, sender: str, receiver: str) -> bytes:
     return derive(key, b"packet", terms.hash, sender.encode(), receiver.encode())
 
 
-def layout_of(terms: Terms, specs: Mapping[str, Spec], roster: Roster) -> Layout | NoisedLayout:
-    """Return the layout of a round's vectors. specs: of the tensors that are sent. Raises InvalidUpdate."""
+def sent_of(task: Task) -> Model:
+    """Return those tensors of a task's model of which an update is sent."""
+    return of_role(task.model, task.roles, *SENT) if task.job.purpose == "train" else {}
+
+
+def layout_of(terms: Terms, task: Task, roster: Roster) -> Layout | NoisedLayout | Counts:
+    """Return the layout of the vectors that answer a task. Raises InvalidUpdate."""
+    specs = specs_of(sent_of(task))
+    if task.job.purpose == "statistics":
+        expect(not terms.noise, "noise", terms.noise, "none: statistics have no noise")
+        return Counts(Query.of(task.config).numbers)
     if terms.clipping is not None:
         present = max(terms.least, roster.least) if terms.recovers else len(terms.clients)
         return NoisedLayout(specs, terms.clipping, len(terms.clients), present - roster.liars)

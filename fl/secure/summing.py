@@ -12,7 +12,8 @@ from typing import Any
 from fl.errors import InvalidUpdate
 from fl.messages import Masked
 from fl.secure import shamir
-from fl.secure.layout import Layout, Summed
+from fl.secure.counts import Counts
+from fl.secure.layout import Layout
 from fl.secure.noised import NoisedLayout
 from fl.secure.packets import Dealt
 from fl.secure.participant import masked_with, wanted_of
@@ -31,7 +32,7 @@ class Summing:
     liars:   clients that have dealt shares of no secret.
     """
 
-    def __init__(self, terms: Terms, roster: Roster, layout: Layout | NoisedLayout) -> None:
+    def __init__(self, terms: Terms, roster: Roster, layout: Layout | NoisedLayout | Counts) -> None:
         self.terms = terms
         self.present: list[str] = []
         self.roster = roster
@@ -93,8 +94,8 @@ class Summing:
         least = self.roster.threshold
         return all(len(self._shares.get(each, ())) >= least for each in self._wanted(()))
 
-    def opened(self, start: Model) -> Summed:
-        """Return what the sum says. start: the round's model.
+    def opened(self, start: Model) -> Any:
+        """Return what the sum says, as the layout decodes it. start: the round's model.
 
         Raises InvalidUpdate: a client has dealt shares of no secret, or has sent other numbers than it should.
         """

@@ -24,22 +24,20 @@ from fl.secure.certified import Prove
 from fl.secure.layout import LARGEST, Summed
 from fl.secure.options import SecureAggregation
 from fl.secure.pairs import BOX, TAG, Entry
-from fl.secure.participant import layout_of
+from fl.secure.participant import layout_of, sent_of
 from fl.secure.roster import Roster
 from fl.secure.summing import Summing
 from fl.secure.terms import Terms, digest, ranges
 from fl.server.federation import Void
-from fl.server.member import Member, MemberEvent
+from fl.server.gather import gather
+from fl.server.member import Member
 from fl.server.members import Members
 from fl.server.round import Round
-from fl.tensors.roles import SENT, of_role
-from fl.tensors.spec import Model, specs_of
-from netq.text import describe
+from fl.tensors.spec import Model
 
 log = logging.getLogger("netq.fl")
 
 T = TypeVar("T")
-_SOON = 0.5  # seconds that the other keepers have, once enough have answered, and as long again as those took
 
 
 class Masks:
@@ -73,28 +71,30 @@ class Masks:
         self._number += 1
         ids = roster.picked([each for each in by_id if each not in failures])
         self._check_count(ids, failures)
-        sent = of_role(task.model, task.roles, *SENT) if task.job.purpose == "train" else {}
         try:
             terms = Terms(
                 session=self._session,
                 number=self._number,
                 clients=ids,
                 task=digest(task),
-                ranges={} if clipping else ranges(sent, task.roles, self.options.clip),
+                ranges={} if clipping else ranges(sent_of(task), task.roles, self.options.clip),
                 metrics=self.options.metrics,
                 most=1 if clipping else most,
                 least=min(len(ids), max(self.options.min_clients, needed)),
                 recovers=self.options.recovers,
                 noise=asdict(clipping) if clipping else {},
             )
-            layout = layout_of(terms, specs_of(sent), roster)
+            layout = layout_of(terms, task, roster)
         except InvalidUpdate as error:
             raise Void(f"secure aggregation cannot sum this model: {error}") from None
         failed = {by_id[each]: failure for each, failure in failures.items()}
         return replace(task, secure=asdict(terms)), Summing(terms, roster, layout), failed
 
-    def open(self, summing: Summing, start: Model) -> Summed:
-        """Have the sum opened by those who keep shares of its masks, and return what it says. Raises InvalidUpdate."""
+    def open(self, summing: Summing, start: Model) -> Any:
+        """Have the sum opened by those who keep shares of its masks, and return what it says. Raises InvalidUpdate.
+
+        That is a Summed; for statistics the sum of the vectors.
+        """
         try:
             if summing.terms.recovers:
                 self._collect(summing)
@@ -242,33 +242,14 @@ class Masks:
         self._steps += 1
         task = Task(Job(self._members.run, self._steps, "secure"), {}, {})
         own = {members[each]: {"secure": {"step": step, "session": self._session, **asked[each]}} for each in asked}
-        begin = time.monotonic()
-        self._members.ask(task, [*members.values()], self.options.step, keep_late=False, own=own)
-        until, found, failed = begin + self.options.step, dict[str, T](), dict[str, ClientFailure]()
-        while (answer := self._members.answer("secure", until)) is not None:
-            (peer, job), content = answer
-            member, client = self._members.of(peer), str(peer)
-            if job != task.job:
-                continue
-            if isinstance(content, ClientFailure):
-                failed[client] = content
-                continue
-            try:
-                assert isinstance(content, Answered)  # as the members have checked
-                found[client] = read(client, content.values)
-            except Exception as error:  # a client may send anything
-                why = describe(error) if not isinstance(error, InvalidUpdate) else str(error)
-                failed[client] = ClientFailure(
-                    FailureKind.INVALID, f"its answer to the step {step!r} is not valid: {why}"
-                )
-            self._members.settle(member, MemberEvent.FAIL if client in failed else MemberEvent.COUNT)
-            if is_enough is not None and is_enough(found):
-                now = time.monotonic()
-                until = min(until, now + (now - begin) + _SOON)
-        for client in asked.keys() - found.keys() - failed.keys():
-            self._members.forget(members[client])
-            failed[client] = ClientFailure(FailureKind.LATE, f"no answer to the step {step!r} of secure aggregation")
-        return found, failed
+
+        def values(client: str, content: Any) -> T:
+            if not isinstance(content, Answered):
+                raise InvalidUpdate(f"a {type(content).__name__}; expected an Answered")
+            return read(client, content.values)
+
+        what, limit = f"the step {step!r}", self.options.step
+        return gather(self._members, task, members, limit, what, values, own=own, is_enough=is_enough)
 
 
 class MaskedRound(Round[Any]):
@@ -302,7 +283,8 @@ class MaskedRound(Round[Any]):
     def open(self, start: Model) -> Summed:
         """Return what the sum says. Raises InvalidUpdate."""
         assert self.summing is not None
-        return self._masks.open(self.summing, start)
+        summed: Summed = self._masks.open(self.summing, start)
+        return summed
 
 
 def _parts(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
-from fl.envelope import Describe, End, Introduction, Job, Leave, Offer, Permit, Purpose
+from fl.envelope import PURPOSES, Describe, End, Introduction, Job, Leave, Offer, Permit, Purpose
 from fl.messages import (
     Answered,
     Content,
@@ -55,7 +55,12 @@ _INTRODUCTION = 3.0  # seconds in which a client says what it is like, if it doe
 _REMEMBERED = 4096  # clients that have gone, and have missed tasks
 _SHOWN = 256  # clients that have gone, and have a name, a reason or an update, for those who ask where they are
 _REFUSALS = 100  # connections turned away that are remembered
-_CONTENT: Mapping[Purpose, type[Content | Secured]] = {"train": Update, "evaluate": Report, "secure": Answered}
+_CONTENT: Mapping[Purpose, type[Content | Secured]] = {
+    "train": Update,
+    "evaluate": Report,
+    "statistics": Answered,
+    "secure": Answered,
+}
 _LARGE = (Update, Subtotal, Masked)  # contents that are offered first
 
 
@@ -237,7 +242,7 @@ class Members:
             member.on(MemberEvent.ASK)
             member.task = its
             self._busy[member.id] = member
-        for member in members if task.job.purpose != "secure" else ():
+        for member in members if task.job.purpose in PURPOSES else ():
             self._callbacks.client_is(member.id, ClientState.TRAINING)
         return failures
 
@@ -699,7 +704,7 @@ def _stage(member: Member, figures: netq.Statistics | None) -> Stage:
         return Stage.LEAVING
     if member.state is MemberState.IDLE:
         return Stage.CONNECTED if session.properties is None else Stage.READY
-    if member.state is MemberState.ASKED and task is not None and task.job.purpose == "evaluate":
+    if member.state is MemberState.ASKED and task is not None and task.job.purpose in ("evaluate", "statistics"):
         return Stage.EVALUATING
     return _STAGES[member.state]
 

@@ -23,7 +23,8 @@ from typing import Any, Self, TypeAlias, cast
 
 import netq
 from fl.callbacks.base import Callback
-from fl.envelope import PURPOSES
+from fl.column_statistics import Column, Query, StatisticsReport
+from fl.envelope import PURPOSES, Job
 from fl.errors import CheckpointError, InvalidUpdate
 from fl.messages import Description, Masked, Task, Update
 from fl.privacy.options import DifferentialPrivacy
@@ -45,6 +46,7 @@ from fl.server.patience import Patience
 from fl.server.round import Round
 from fl.server.rule import RoundRule
 from fl.server.standing import Standing
+from fl.server.statistics import Survey
 from fl.server.validation import check_relays, check_secure, not_through_relays
 from fl.server.waiting import SETTLE, until_connected
 from fl.status import ClientStatus, Refusal
@@ -53,7 +55,7 @@ from fl.strategies.fedavg import FedAvg
 from fl.subtotal import Subtotal
 from fl.tensors.spec import Model, nbytes, specs_of
 from netq.text import describe
-from netq.validate import expect
+from netq.validate import expect, whole
 
 log = logging.getLogger("netq.fl")
 
@@ -137,6 +139,7 @@ class Server:
         self._standings = {each: Standing(federation.patience.suspend_after, first, each) for each in PURPOSES}
         self._closed = threading.Event()
         self._disputed: dict[uuid.UUID, int] = {}  # clients that relays leave out, and until which round
+        self._surveys = 0  # questions for statistics
         try:
             if relays and not federation.aggregation.merges:
                 raise netq.InvalidOption(
@@ -241,6 +244,32 @@ class Server:
     def statistics(self) -> dict[uuid.UUID, netq.Statistics]:
         """Return figures of the clients' sessions, and how each link is protected (`security`)."""
         return self._members.queue.statistics()
+
+    def statistics_of(self, columns: Mapping[str, Column], min_count: int = 10) -> StatisticsReport:
+        """Return what the data of the clients are like: counts, means, variances and histograms of columns, by name.
+
+        Waits for as many clients as a round would, and asks all that are connected and do no task. A client answers by
+        its `columns`; how few values it gives, it decides itself. Under secure aggregation this server learns the sums
+        only.
+
+        min_count: a column with fewer values in all clients is not shown; numbers of fewer values in it are 0.
+
+        Raises InvalidOption, and Closed.
+        """
+        query = Query(columns, "Server.statistics_of: columns")
+        whole("Server.statistics_of: min_count", min_count, 1)
+        federation = self._federation
+        self._wait_for_clients()
+        self._members.update()
+        self._surveys += 1
+        task = Task(Job(self._members.run, self._surveys, "statistics"), {}, query.config)
+        survey = Survey(self._members, self._masks, query, task, federation.min_clients)
+        try:
+            clients = [self._members.of(peer) for peer in self.clients]
+            return survey.ask(clients, federation.patience.deadline_of(self.number + 1), min_count)
+        except BaseException:  # else clients would stay busy
+            self._members.forget_all()
+            raise
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Run rounds until `count` have counted, or a callback stops. Yield each report when `model` is the new one.
@@ -398,7 +427,7 @@ class Server:
     def _begin(self) -> tuple[int, int, tuple[uuid.UUID, ...]]:
         """Wait until there are clients for a round. Return its number, that of the attempt, and the clients."""
         federation = self._federation
-        self.wait(self._wait if self.number == 0 and not federation.attempts.void else federation.min_clients)
+        self._wait_for_clients()
         clients = self._present()
         self._warn_of_absent(self.number + 1, clients)
         for standing in self._standings.values():
@@ -407,6 +436,10 @@ class Server:
         self._members.trim(nbytes(self.model))
         self._members.update()
         return number, federation.attempts.void + 1, clients
+
+    def _wait_for_clients(self) -> None:
+        federation = self._federation
+        self.wait(self._wait if self.number == 0 and not federation.attempts.void else federation.min_clients)
 
     def _select(self, task: Task, clients: Collection[uuid.UUID]) -> Round[Update | Subtotal]:
         """Return a round in which the clients train that the strategy selects, and suspended ones now and then.

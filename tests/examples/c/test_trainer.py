@@ -135,6 +135,12 @@ def test_says_why_it_cannot_train(trainer: Conversation) -> None:
     assert trainer.end()[0] == 0
 
 
+def test_says_that_it_gives_no_statistics(trainer: Conversation) -> None:
+    trainer.say(trainer.task(job=Job(7, 1, "statistics"), model={}, config={"columns": {}}))
+    assert trainer.hear() == Reply(Job(7, 1, "statistics"), "this client gives no statistics of its data")
+    assert trainer.end()[0] == 0
+
+
 def test_ignores_what_is_no_message(trainer: Conversation) -> None:
     trainer.say([1, 2])
     trainer.say(trainer.task())
