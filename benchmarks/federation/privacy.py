@@ -158,6 +158,8 @@ def _flower(setting: Setting, epsilon: float, seed: int) -> float:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
+    from fl.flower._compat import identity
+
     multiplier = _options(setting, epsilon).noise_multiplier
     np.random.seed(seed)  # of its noise
     inner = FedAvg(min_train_nodes=setting.clients, min_available_nodes=setting.clients)
@@ -165,15 +167,16 @@ def _flower(setting: Setting, epsilon: float, seed: int) -> float:
     grid: Any = _Grid(setting.clients)
     arrays = ArrayRecord(numpy_ndarrays=list(digits.initial(seed).values()))
     names = list(digits.initial(seed))
-    for number in range(1, setting.rounds + 1):
-        replies = []
-        asked = strategy.configure_train(number, arrays, ConfigRecord(), grid)
-        for client, message in enumerate(sorted(asked, key=lambda each: each.metadata.dst_node_id)):
-            model = dict(zip(names, arrays.to_numpy_ndarrays(), strict=True))
-            found = ArrayRecord(numpy_ndarrays=list(_trained(model, client, setting).values()))
-            content = RecordDict({"arrays": found, "metrics": MetricRecord({"num-examples": 1})})
-            replies.append(Message(content, reply_to=message))
-        arrays, _ = strategy.aggregate_train(number, replies)
+    with identity(run=1):
+        for number in range(1, setting.rounds + 1):
+            replies = []
+            asked = strategy.configure_train(number, arrays, ConfigRecord(), grid)
+            for client, message in enumerate(sorted(asked, key=lambda each: each.metadata.dst_node_id)):
+                model = dict(zip(names, arrays.to_numpy_ndarrays(), strict=True))
+                found = ArrayRecord(numpy_ndarrays=list(_trained(model, client, setting).values()))
+                content = RecordDict({"arrays": found, "metrics": MetricRecord({"num-examples": 1})})
+                replies.append(Message(content, reply_to=message))
+            arrays, _ = strategy.aggregate_train(number, replies)
     final = dict(zip(names, arrays.to_numpy_ndarrays(), strict=True))
     return digits.measure(final, data.held_out())[0]
 
