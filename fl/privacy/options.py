@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fl.privacy.accountant import Ledger, Noise
+from fl.privacy.bounded import CLIPS
+from netq.errors import InvalidOption
 from netq.validate import expect, is_number, whole
 
 _LEAST, _MOST = 1e-3, 1e6  # noise multipliers
@@ -43,7 +45,12 @@ class DifferentialPrivacy:
     def __post_init__(self) -> None:
         most, epsilon, quantile = self.max_epsilon, "a number above 0, as in 8.0", self.quantile
         for name, value, right, form in (
-            ("clip", self.clip, _is_above_0(self.clip), "a number above 0, as in 1.0: 0 would leave noise only"),
+            (
+                "clip",
+                self.clip,
+                is_number(self.clip, *CLIPS),
+                f"a number from {CLIPS[0]:g} to {CLIPS[1]:g}, as in 1.0: 0 would leave noise only",
+            ),
             (
                 "noise_multiplier",
                 self.noise_multiplier,
@@ -74,15 +81,34 @@ class DifferentialPrivacy:
         """Return options with the least noise for which so many rounds stay within an epsilon, which is max_epsilon.
 
         masks: whether the clients add the noise, under secure aggregation. others: further options.
+
+        Raises InvalidOption if no noise is enough.
         """
         whole("DifferentialPrivacy.for_rounds: rounds", rounds, 1)
-        low, high = _LEAST, _MOST
-        found = cls(clip, high, delta, epsilon, **others)
-        while high / low > _CLOSE:
-            middle = math.sqrt(low * high)
-            is_enough = Ledger([(Noise(middle, found.sampling, masks), rounds)]).epsilon(0.999 * delta) <= epsilon
-            low, high = (low, middle) if is_enough else (middle, high)
+        expect(_is_above_0(epsilon), "DifferentialPrivacy.for_rounds: epsilon", epsilon, "a number above 0, as in 8.0")
+        sampling = cls(clip, _MOST, delta, epsilon, **others).sampling
+        high = _least_multiplier(rounds, epsilon, delta, Noise(_MOST, 1.0, masks), _LEAST)
+        if sampling < 1:  # which needs less noise
+            high = _least_multiplier(rounds, epsilon, delta, Noise(high, sampling), high * sampling / 4)
         return cls(clip, high, delta, epsilon, **others)
+
+
+def _least_multiplier(rounds: int, epsilon: float, delta: float, most: Noise, low: float) -> float:
+    """Return the least noise of these rounds, between `low` and `most`. Raises InvalidOption."""
+
+    def is_enough(multiplier: float) -> bool:
+        return Ledger([(most._replace(multiplier=multiplier), rounds)]).epsilon(delta) <= epsilon
+
+    high = most.multiplier
+    if not is_enough(high):
+        raise InvalidOption(
+            f"DifferentialPrivacy.for_rounds: epsilon: {epsilon}; no noise_multiplier up to {high:g} keeps {rounds} "
+            "rounds within it; expected fewer rounds, or more"
+        )
+    while high / low > _CLOSE:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
 def _is_above_0(value: object) -> bool:

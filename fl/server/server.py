@@ -456,8 +456,11 @@ class Server:
         regular, retried = self._standings["train"].candidates(
             idle, federation.min_clients, again=federation.is_repeated and buffer is None
         )
-        chosen = federation.select(number, [each.id for each in regular], self._members.properties)
+        pool = idle if federation.draws else regular  # a draw is of all, and suspended ones come back by it only
+        chosen = federation.select(number, [each.id for each in pool], self._members.properties)
         found = [self._members.of(peer) for peer in chosen]
+        if federation.draws:
+            retried = [each for each in found if each not in regular]
         selected = [each for each in found if each not in retried and (buffer is not None or each.task is None)]
         if buffer is not None:
             return self._round(task, RoundRule(needed=1, buffer=buffer), [*selected, *retried])
@@ -467,7 +470,7 @@ class Server:
             close_early=federation.patience.close_early,
         )
         if federation.draws:
-            rule, retried = replace(rule, needed=1), []
+            rule = replace(rule, needed=1)
         # Under masks it waits for all: a client that is asked, and sends nothing, costs a part of the sum.
         if self._masks is not None:
             rule = replace(rule, enough=len(selected), close_early=rule.close_early and self._masks.options.recovers)
@@ -508,15 +511,15 @@ class Server:
 
     def _finish(self, number: int, training: Round[Update | Subtotal]) -> None:
         """Make the next model of the updates. Leave the model unchanged if there are too few, and count none."""
-        answers, federation = training.answers, self._federation
+        answers, federation, charged = training.answers, self._federation, self._federation.charged
         try:
             if self._masks is not None and answers.clients >= training.rule.needed:
                 self._fold_sum(number, training)
-            federation.finish(number, answers.clients, training.rule.needed, len(answers.skipped))
+            federation.finish(number, answers.clients, training.rule.needed, len(answers.skipped), self._save)
         except Void as void:
             answers.void(str(void))
-        else:
-            self._save()
+            if federation.charged > charged:
+                self._save()
 
     def _report(
         self, number: int, attempt: int, training: Answers, evaluation: Answers, begin: float, before: _Figures
