@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fl.envelope import Job
 from fl.errors import InvalidUpdate
 from fl.messages import Masked, Task, Update
 from fl.secure import packets, roster, shamir
@@ -95,6 +96,10 @@ def test_a_second_vector_for_a_round_is_refused() -> None:
         lambda task: replace(task, roles={"mask": "constant", "bn.running_mean": "averaged"}),
         lambda task: replace(task, config={"epochs": 0}),
         lambda task: replace(task, job=replace(task.job, purpose="evaluate")),
+        lambda task: replace(task, job=replace(task.job, round=10**9)),  # train gets it as config["round"]
+        lambda task: replace(task, job=replace(task.job, run=2)),
+        lambda task: replace(task, deltas=True),
+        lambda task: replace(task, compression={"dtype": "int8"}),
     ],
 )
 def test_another_task_with_its_own_hash_gives_no_sum(other: Any) -> None:
@@ -114,6 +119,28 @@ def test_another_task_with_its_own_hash_gives_no_sum(other: Any) -> None:
 
     with pytest.raises(InvalidUpdate):
         opened()
+
+
+def test_the_hash_of_a_task_has_each_field_that_is_for_all_clients() -> None:
+    """A new field of Task fails here, until it is in one of the two tables: can training, or the envelope, see it?"""
+    task = Task(Job(1, 2, "train"), {"w": np.zeros(3)}, {"rate": 0.1})
+    for_all = {
+        "job": Job(1, 3, "train"),
+        "model": {"w": np.ones(3)},
+        "config": {"rate": 0.2},
+        "deltas": True,
+        "compression": {"dtype": "int8"},
+        "counted": 1,
+        "roles": {"w": "averaged"},
+        "folding": {"weighted": True},
+        "excluded": ["a"],
+    }
+    by_client = {"unasked": 1, "answered": 1, "deadline": 1.0, "secure": {"number": 1}}
+    assert {*for_all, *by_client} == {each.name for each in fields(Task)}
+    for name, value in for_all.items():
+        assert digest(replace(task, **{name: value})) != digest(task), name
+    for name, value in by_client.items():
+        assert digest(replace(task, **{name: value})) == digest(task), name
 
 
 @pytest.mark.parametrize("clients", [5, 10])
