@@ -354,7 +354,7 @@ def layout_of(terms: Terms, task: Task, roster: Roster) -> Layout | NoisedLayout
         return Counts(Query.of(task.config).numbers)
     if terms.clipping is not None:
         present = max(terms.least, roster.least) if terms.recovers else len(terms.clients)
-        return NoisedLayout(specs, terms.clipping, len(terms.clients), present - roster.liars)
+        return NoisedLayout(specs, terms.clipping, len(terms.clients), present - roster.assumed_liars)
     missing = [name for name, spec in specs.items() if not spec.is_exact and name not in terms.ranges]
     if missing:
         raise InvalidUpdate(f"ranges: there is none for {missing[0]!r}")

@@ -49,10 +49,23 @@ class Roster:
         return client in self._at
 
     @property
-    def liars(self) -> int:
-        """How many clients may be in league with the server: a third of them, if all keep shares; else a tenth."""
+    def assumed_liars(self) -> int:
+        """For how many clients in league with the server a session is made: a third, if all keep shares; else a tenth.
+
+        The threshold follows from it, and how many clients add noise that the server does not know.
+        """
         count = len(self.order)
         return math.ceil(_LIARS * count) if count > _WITH_ALL else max(1, (count - 1) // 3)
+
+    @property
+    def tolerated_liars(self) -> int:
+        """How many clients in league with the server the threshold withstands: the c of 2 t > L + c.
+
+        "In league at most" of the table in docs/explanation/secure-aggregation.md. It is `assumed_liars` or one more,
+        as the threshold is rounded; of many clients so many keepers, or a tenth of all if that is more. A client is
+        blamed when more others than these say that it lies.
+        """
+        return max(2 * self.threshold - len(self.committee) - 1, self.assumed_liars)
 
     @property
     def threshold(self) -> int:
@@ -62,7 +75,7 @@ class Roster:
         vouchers if 2 t > L + c. Where all clients keep shares, c is a third of them, and 1 at least.
         """
         keepers = len(self.committee)
-        return _LOTTERY if len(self.order) > keepers else (keepers + self.liars) // 2 + 1
+        return _LOTTERY if len(self.order) > keepers else (keepers + self.assumed_liars) // 2 + 1
 
     @property
     def least(self) -> int:

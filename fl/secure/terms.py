@@ -97,7 +97,7 @@ class Terms:
 
 
 def digest(task: Task) -> str:
-    """Return the SHA-256 of a task, in hexadecimal: of all fields but those that differ by client, which are named here.
+    """Return the SHA-256 of a task, in hexadecimal: of all its fields but those that differ by client.
 
     A new field of Task is in it. Whether a tensor is numpy's or torch's is not: that depends on what a client imports.
     """

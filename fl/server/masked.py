@@ -9,7 +9,7 @@ import logging
 import os
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,6 +21,7 @@ from fl.messages import Answered, Masked, Task
 from fl.privacy.bounded import Clipping
 from fl.report import ClientFailure, FailureKind
 from fl.secure.certified import Prove
+from fl.secure.doubts import Doubts
 from fl.secure.layout import LARGEST, Summed
 from fl.secure.options import SecureAggregation
 from fl.secure.pairs import BOX, TAG, Entry
@@ -56,7 +57,9 @@ class Masks:
         self._number = 0  # of the last masked round in the session
         self._steps = 0  # that clients were asked
         self._prove = prove
-        self._doubts = defaultdict[str, set[str]](set)  # by client: the others with which something was wrong
+        self._doubts = Doubts()
+        self._rounds = 0  # that have begun
+        self._clients: Collection[str] = ()  # of the round, those that cannot take part, too
         self.liars: dict[str, str] = {}
 
     def begin(
@@ -66,7 +69,8 @@ class Masks:
 
         needed: clients that the round needs. most: the largest weight of one. clipping: with noise in the sum, if any.
         """
-        by_id = {str(each.id): each for each in clients}
+        self._clients = by_id = {str(each.id): each for each in clients}
+        self._rounds += 1
         roster, failures = self._with_session(by_id)
         self._number += 1
         ids = roster.picked([each for each in by_id if each not in failures])
@@ -104,7 +108,7 @@ class Masks:
             return summing.opened(start)
         finally:
             self.liars |= summing.liars
-            self._note(summing.doubts, len(summing.roster.committee))
+            self._note(summing.doubts, summing.roster)
 
     def _collect(self, summing: Summing) -> None:
         """Collect the shares that open a sum. Raises InvalidUpdate if there are too few."""
@@ -144,8 +148,11 @@ class Masks:
 
     def _with_session(self, clients: Mapping[str, Member]) -> tuple[Roster, dict[str, ClientFailure]]:
         """Return the session of these clients, if need be a new one, and which of them are not in it. Raises Void."""
-        failures: dict[str, ClientFailure] = {}
-        if self._roster is not None and self._serves(self._roster, clients):
+        text = "left out in its turn, {} is in the other: one of them has shared another secret, either may lie"
+        apart = self._doubts.left_out(clients, self._rounds)
+        failures = {each: ClientFailure(FailureKind.VOID, text.format(other)) for each, other in apart.items()}
+        there = {each: member for each, member in clients.items() if each not in failures}
+        if self._roster is not None and self._serves(self._roster, there):
             return self._roster, failures
         while True:
             left = [each for each in clients if each not in failures]
@@ -182,12 +189,12 @@ class Masks:
         asked = {each: {**known, "others": [list(keys[peer]) for peer in peers[each]]} for each in ids}
         for step, size in (("boxes", BOX), ("tags", TAG)):
             found, failed = self._ask(step, asked, partial(_parts, name=step, size=size, peers=peers))
-            if failed or (failed := self._doubted(found, peers)):
+            if failed or (failed := self._doubted(found, roster)):
                 return failed
             parts = {each: values for each, (values, _) in found.items()}
             asked = {each: {step: b"".join(parts[peer][each] for peer in peers[each])} for each in ids}
         found, failed = self._ask("check", asked, partial(_parts, name="", size=0, peers=peers))
-        return failed or self._doubted(found, peers) or roster
+        return failed or self._doubted(found, roster) or roster
 
     def _entry(self, client: str, told: Mapping[str, Any]) -> Entry:
         entry = Entry(client, told["key"], told["chain"], told["signature"])
@@ -196,35 +203,23 @@ class Masks:
             self._prove(entry, self._session)
         return entry
 
-    def _doubted(
-        self, found: Mapping[str, tuple[Any, Collection[str]]], peers: Mapping[str, Collection[str]]
-    ) -> dict[str, ClientFailure]:
+    def _doubted(self, found: Mapping[str, tuple[Any, Collection[str]]], roster: Roster) -> dict[str, ClientFailure]:
         """Return the clients that cannot share a session: liars, and both of two of which either may be one."""
         doubts = {(each, other) for each, (_, refused) in found.items() for other in refused}
-        liars = self._note(doubts, max(map(len, peers.values())))
+        liars = {each: why for each, why in self._note(doubts, roster).items() if each in roster}
+        doubts = {pair for pair in doubts if not liars.keys() & set(pair)}
+        self._doubts.ended(doubts)
         text = "one of this client and {} has shared another secret than the other: either may lie"
         failures = {}
         for each, other in doubts:
-            for one, its in ((each, other), (other, each)):
-                if not liars & {each, other}:
-                    failures[one] = ClientFailure(FailureKind.VOID, text.format(its))
-        return failures | {each: ClientFailure(FailureKind.INVALID, self.liars[each]) for each in liars}
+            failures[each] = ClientFailure(FailureKind.VOID, text.format(other))
+            failures[other] = ClientFailure(FailureKind.VOID, text.format(each))
+        return failures | {each: ClientFailure(FailureKind.INVALID, why) for each, why in liars.items()}
 
-    def _note(self, doubts: Collection[tuple[str, str]], count: int) -> set[str]:
-        """Note pairs of clients of which one lies. Return those that do, as more others say than may lie themselves.
-
-        count: of those that could say so.
-        """
-        for one, other in doubts:
-            self._doubts[one].add(other)
-            self._doubts[other].add(one)
-        most = max(1, (count - 1) // 3)
-        liars = {each for each, others in self._doubts.items() if len(others - {each}) > most}
-        for liar in liars:
-            number = len(self._doubts.pop(liar))
-            self.liars[liar] = f"what it has shared with {number} others is not what these have"
-            for others in self._doubts.values():
-                others.discard(liar)
+    def _note(self, doubts: Collection[tuple[str, str]], roster: Roster) -> dict[str, str]:
+        """Note pairs of clients of which one lies. Return those that do, as more others say than may lie themselves."""
+        liars = self._doubts.note(doubts, self._clients, roster.tolerated_liars)
+        self.liars |= liars
         return liars
 
     def _ask(

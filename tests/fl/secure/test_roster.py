@@ -26,6 +26,8 @@ def test_the_table_of_small_federations() -> None:
         assert sorted(found.committee) == sorted(found.order)
         assert (found.threshold, clients - found.threshold) == (threshold, lost)
         assert 2 * threshold == clients + liars + 1  # two sets of survivors would need 2 t vouchers
+        assert found.tolerated_liars == liars
+        assert found.assumed_liars in (liars, liars - 1)
 
 
 @pytest.mark.parametrize("clients", range(3, 46))
@@ -40,6 +42,7 @@ def test_of_many_clients_45_keep_shares_and_34_open_a_sum() -> None:
     assert (len(found.committee), found.threshold) == (45, 34)
     assert _at_most(1000, 100, 45, 22) > 1 - 2**-40  # liars among them, up to which two sets cannot both be opened
     assert 2 * 34 > 45 + 22
+    assert [roster(each).tolerated_liars for each in (46, 220, 1000)] == [22, 22, 100]
     assert _at_most(1000, 100, 45, 45 - 34) > 1 - 2**-8  # lost ones, up to which there are 34
 
 
