@@ -166,7 +166,8 @@ class Task:
     folding:     what the sums of the server's strategy depend on (Strategy.folding): relays fold so. Empty: not said.
     excluded:    ids of clients that relays leave out: in a round before, more than one had an update of them.
     secure:      of secure aggregation: the terms of the round (fl/secure/terms.py), or a step that the client is to
-                 answer (fl/secure/participant.py). Empty: updates are sent as they are.
+                 answer (fl/secure/participant.py), if and only if the purpose is "secure". Empty: updates are sent as
+                 they are.
     """
 
     job: Job
@@ -190,6 +191,8 @@ class Task:
         expect(is_number(self.deadline, 0), "deadline", self.deadline, "seconds")
         expect(isinstance(self.folding, dict), "folding", self.folding, "a dict")
         expect(isinstance(self.secure, dict), "secure", self.secure, "a dict")
+        right = ("step" in self.secure) == (self.job.purpose == "secure")
+        expect(right, "secure", self.secure, 'a step for the purpose "secure", and for no other one')
         _check_ids("excluded", self.excluded)
         object.__setattr__(self, "excluded", tuple(self.excluded))
         _check_roles(self.roles)

@@ -235,8 +235,8 @@ class Masks:
         """
         members = {each: self._members.of(uuid.UUID(each)) for each in asked}
         self._steps += 1
-        task = Task(Job(self._members.run, self._steps, "secure"), {}, {})
-        own = {members[each]: {"secure": {"step": step, "session": self._session, **asked[each]}} for each in asked}
+        task = Task(Job(self._members.run, self._steps, "secure"), {}, {}, secure={"step": step})
+        own = {members[each]: {"secure": {**task.secure, "session": self._session, **asked[each]}} for each in asked}
 
         def values(client: str, content: Any) -> T:
             if not isinstance(content, Answered):

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import fl
 import netq
+from fl import envelope
 from fl.envelope import Job
 from fl.errors import InvalidUpdate
 from fl.messages import Answered, Task
@@ -17,6 +19,8 @@ from fl.secure.certified import certified
 from fl.secure.masker import Masker
 from fl.secure.options import SecurePolicy
 from fl.secure.pairs import KEY, Entry
+from fl.tensors.json_format import JsonSerializer
+from fl.trainer import Trainer
 from netq.errors import SecurityError
 from netq.security import certificates
 
@@ -108,6 +112,13 @@ def test_a_task_without_masks_is_refused_where_they_are_required() -> None:
     assert Masker(SecurePolicy(), netq.CommunicatorOptions()).begin(plain) is None
     with pytest.raises(InvalidUpdate, match="under secure aggregation only"):
         Masker(SecurePolicy(required=True), netq.CommunicatorOptions()).begin(plain)
+
+
+def test_a_step_that_is_none_is_answered_with_a_reason() -> None:
+    values = envelope.values(KEYS) | {"secure": {}}
+    envelope_of = envelope.Task(KEYS.job, 0, 0, 0, 1.0, JsonSerializer().dump(values))
+    answer = Trainer(lambda model, config: fl.Update(model, 1)).answer(envelope_of)
+    assert "the task cannot be read" in str(answer)
 
 
 @pytest.mark.parametrize("options", [{"required": 1}, {"min_clients": 1}, {"min_clients": "3"}])
