@@ -121,12 +121,13 @@ class Masked:
 
     Raises InvalidUpdate.
 
-    number:  of the masked round.
+    session: of the keys, and `number` of the masked round in it: a vector counts in this attempt of a round only.
     vector:  its words, in bytes.
     packets: shares of the client's secrets, sealed for each keeper.
     shares:  hashes of these, and `secrets` of the secrets.
     """
 
+    session: str
     number: int
     vector: NDArray[np.uint8]
     packets: bytes = b""
@@ -141,6 +142,7 @@ class Masked:
         return int(self.vector.nbytes) + len(self.packets) + len(self.shares) + len(self.secrets)
 
     def __post_init__(self) -> None:
+        expect(type(self.session) is str, "session", self.session, "a text")
         check_number("number", self.number)
         right = isinstance(self.vector, np.ndarray) and self.vector.dtype == np.uint8 and self.vector.ndim == 1
         expect(right, "vector", self.vector, "an array of bytes")

@@ -311,7 +311,7 @@ class Masking:
             dealt = packets.deal(secrets, self._packets, self._threshold, self._terms.hash)
         self._masks = self._packets = {}
         words.mask(plus, minus)
-        return Masked(self._terms.number, words.memory, *dealt)
+        return Masked(self._terms.session, self._terms.number, words.memory, *dealt)
 
     def _words(self, content: Content | Answered) -> Words:
         if isinstance(self._layout, Counts):

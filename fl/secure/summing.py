@@ -45,8 +45,9 @@ class Summing:
 
     def add(self, client: str, masked: Masked) -> None:
         """Add a client's vector. Raises InvalidUpdate, with nothing changed, if it is not of this round's form."""
-        if masked.number != self.terms.number:
-            raise InvalidUpdate(f"a vector of the masked round {masked.number}; expected {self.terms.number}")
+        if (masked.session, masked.number) != (self.terms.session, self.terms.number):
+            of = "" if masked.session == self.terms.session else " of another session"
+            raise InvalidUpdate(f"a vector of the masked round {masked.number}{of}; expected {self.terms.number}")
         if masked.vector.nbytes != self._layout.nbytes:
             raise InvalidUpdate(f"a vector of {masked.vector.nbytes} bytes; expected {self._layout.nbytes}")
         dealt = Dealt(masked.packets, masked.shares, masked.secrets)

@@ -528,6 +528,7 @@ def test_a_client_that_deals_wrong_shares_is_named_and_the_next_round_goes_on_wi
     [
         (lambda sent: replace(sent, vector=sent.vector[:-8]), "a vector of"),
         (lambda sent: replace(sent, number=2), "a vector of the masked round 2; expected 1"),
+        (lambda sent: replace(sent, session=""), "a vector of the masked round 1 of another session; expected 1"),
         (lambda sent: replace(sent, packets=b""), "its packets and hashes have"),
         (lambda sent: replace(sent, shares=sent.shares[:-1]), "its packets and hashes have"),
         (lambda sent: replace(sent, secrets=sent.secrets + b"0"), "its packets and hashes have"),

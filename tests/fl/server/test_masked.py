@@ -16,6 +16,8 @@ import pytest
 import fl
 import netq
 from fl.messages import Masked, Reply, Task, Update
+from fl.secure.masker import Masker
+from fl.secure.participant import Masking
 from fl.server.dispatcher import TaskDispatcher
 from netq.security import certificates
 from netq.testing.log import LogRecorder
@@ -111,7 +113,9 @@ def test_what_the_server_receives_has_no_update(monkeypatch: pytest.MonkeyPatch)
     replies = [each.content for each in received if isinstance(each, Reply) and each.job.purpose == "train"]
     assert len(replies) == 5
     assert all(isinstance(each, Masked) for each in replies)
-    assert {name for each in replies for name in vars(each)} == {"number", "vector", "packets", "shares", "secrets"}
+    assert {name for each in replies for name in vars(each)} == {
+        *("session", "number", "vector", "packets", "shares", "secrets")
+    }
 
 
 def test_a_round_goes_on_without_a_client_that_is_lost_in_it() -> None:
@@ -145,6 +149,34 @@ def test_without_recovery_a_round_with_a_lost_client_is_repeated() -> None:
         assert void.clients == ()
         assert "with recovers=False a sum without cannot be opened" in str(void.failures[IDS[0]])
         assert sorted(counted.clients) == IDS[:3]  # one that has just failed is not asked again
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_vector_of_an_attempt_before_is_dropped_and_the_next_one_counts(recovers: bool) -> None:
+    """The late client sends both: that of the void attempt would be in no sum, and the other one is right."""
+    masker = Masker(fl.SecurePolicy(), netq.CommunicatorOptions())
+    masker.is_client(IDS[3])
+    late: list[Reply] = []
+
+    def answers(task: Task) -> list[Reply]:
+        begun = masker.begin(task)
+        if not isinstance(begun, Masking):
+            assert begun is not None
+            return [Reply(task.job, begun)]
+        trained = trains(3)(dict(task.model), {"round": task.job.round})
+        del trained.model["mask"]  # a constant
+        late.append(Reply(task.job, begun.mask(trained)))
+        return late if len(late) == 2 else []
+
+    secure = fl.SecureAggregation(recovers=recovers)
+    with federation(fl.FedAvg(max_examples="equal"), secure, clients=3, min_clients=4) as found:
+        found.join_raw(IDS[3], answers)
+        found.server.wait(4, SOON)
+        found.set_deadline(0.3)
+        assert found.server.round().clients == ()
+        found.set_deadline(SOON)
+        assert sorted(found.server.round().clients) == IDS[:4]
+        assert len(late) == 2
 
 
 def test_a_client_that_joins_later_takes_part_from_then_on() -> None:
