@@ -25,7 +25,8 @@ from fl.aggregation import integers
 from fl.errors import InvalidUpdate
 from fl.secure.words import Words
 from fl.tensors.blocks import Scratch, Source, pairs_of_blocks, restore, source_of, sources
-from fl.tensors.spec import Model, Spec
+from fl.tensors.roles import SENT, Roles, of_role
+from fl.tensors.spec import Model, Spec, specs_of
 
 LARGEST = 2**53  # of the sum of all weights
 _METRIC = 2.0**20  # the largest value of a metric
@@ -136,6 +137,11 @@ class Layout:
             if of > 0:
                 shown[name] = value / self._fraction * (self._most / of)
         return Summed(model, weight, clipped / max(1, self.elements * self._clients), shown)
+
+
+def vector_bytes(model: Model, roles: Roles, metrics: Sequence[str]) -> int:
+    """Return how many bytes a vector of this model has at most, with noise in the sum or without."""
+    return Layout(specs_of(of_role(model, roles, *SENT)), {}, metrics, 1, 1).nbytes
 
 
 def checked_sum(words: Words, place: int) -> int:

@@ -16,6 +16,7 @@ import pytest
 import fl
 import netq
 from fl.messages import Masked, Reply, Task, Update
+from fl.secure.layout import vector_bytes
 from fl.secure.masker import Masker
 from fl.secure.participant import Masking
 from fl.server.dispatcher import TaskDispatcher
@@ -259,6 +260,24 @@ def test_clients_with_compression_of_their_own_are_told() -> None:
 def test_what_cannot_be_combined_is_refused(settings: Any, reason: str) -> None:
     with pytest.raises(netq.InvalidOption, match=f"Server.secure: .*{reason}"):
         fl.Server(model(), **{"secure": SECURE, "strategy": fl.FedAvg(max_examples=9), **settings})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.uint8, np.bool_])
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_vector_that_is_larger_than_four_models_has_room(dtype: Any, bound: bool) -> None:
+    size = 6_000_000
+    start = {"w": np.zeros(size, dtype)}
+    vector = vector_bytes(start, {"w": "trained"}, ())
+    least = start["w"].nbytes + 2 * vector + 20_000_000
+    settings: dict[str, Any] = {"memory_limit": least} if bound else {}
+    secure, strategy = fl.SecureAggregation(), fl.FedAvg(max_examples="equal")
+    if bound:
+        with pytest.raises(netq.InvalidOption, match=f"memory_limit: {least - 1}; expected {least} bytes"):
+            fl.Server(start, secure=secure, strategy=strategy, memory_limit=least - 1)
+    with Federation(start, strategy=strategy, secure=secure, min_clients=3, **settings) as found:
+        for id in IDS[:3]:
+            found.join(id, lambda model, config: fl.Update(model, 1))
+        assert len(next(found.server.rounds(1)).clients) == 3
 
 
 def test_a_model_with_infinity_is_refused() -> None:
