@@ -54,14 +54,18 @@ class SecurePolicy:
                  is hidden among the others.
     noise_multiplier: the least noise that the clients add to a sum (fl.DifferentialPrivacy). Above 0, `required` is
                  True. 0: a sum may have none.
+    certificates: whether it takes part only where certificates prove the keys of the others: without, a server could
+                 give it keys of its own. Its options need key, certificate and authority then, and `required` is True.
     """
 
     required: bool = False
     min_clients: int = 3
     noise_multiplier: float = 0.0
+    certificates: bool = False
 
     def __post_init__(self) -> None:
         flag("SecurePolicy.required", self.required)
+        flag("SecurePolicy.certificates", self.certificates)
         right = is_whole(self.min_clients, 2)
         expect(right, "SecurePolicy.min_clients", self.min_clients, "a whole number, 2 or more")
         right = is_number(self.noise_multiplier, 0, 1e6)
@@ -69,5 +73,5 @@ class SecurePolicy:
 
     def check_unmasked(self) -> None:
         """Raise InvalidUpdate if this client sends nothing without masks."""
-        if self.required or self.noise_multiplier > 0:
+        if self.required or self.certificates or self.noise_multiplier > 0:
             raise InvalidUpdate("this client answers under secure aggregation only, and the server does not use it")
