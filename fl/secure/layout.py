@@ -98,7 +98,8 @@ class Layout:
         place, bound = 0, (2**63 - 1) // (self._clients * self._most)
         for name in self._wholes:
             whole, wide = _change(found[name], source_of(name, start[name]))
-            beyond = np.abs(wide) > bound
+            # As whole numbers: `bound` as a float is larger. Where `wide` is, they have wrapped around.
+            beyond = (np.abs(wide) >= 2.0**63) | (whole > bound) | (whole < -bound)
             clipped += int(np.count_nonzero(beyond))
             whole = np.where(beyond, np.where(wide > 0, bound, -bound), whole)
             words.large[place : place + whole.size] = (whole * weight).view(np.uint64)
