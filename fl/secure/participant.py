@@ -169,6 +169,8 @@ class _SetUp:
                 f"a session of {len(set(clients))} clients; this client wants {least} at least, each once"
             )
         fingerprints = {each: prints[32 * at : 32 * at + 32] for at, each in enumerate(clients)}
+        if fingerprints.get(self.sealing.client) != hashlib.sha256(self.sealing.key).digest():
+            raise InvalidUpdate("the session's list has another key of this client than the one that it has made")
         self.roster = roster = Roster(fingerprints)
         entries, boxes, refused = [Entry(*each) for each in asked["others"]], list[bytes](), list[str]()
         if [each.client for each in entries] != roster.peers(self.sealing.client):
@@ -196,8 +198,13 @@ class _SetUp:
         return {"refused": refused, "tags": b"".join(self._tag(key, self.sealing.client) for key in self.keys.values())}
 
     def check(self, asked: Mapping[str, Any]) -> list[str]:
-        """Return the peers that have another key of the pair."""
+        """Return the peers that have another key of the pair. Raises InvalidUpdate if it has refused some."""
         tags = self._by_peer(asked["tags"], TAG)
+        if missing := [each for each in tags if each not in self.keys]:
+            raise InvalidUpdate(
+                f"this client has refused {len(missing)} of its {len(tags)} peers, as {missing[0]}; expected a set-up "
+                "without them"
+            )
         return [each for each, key in self.keys.items() if not is_same_secret(self._tag(key, each), tags[each])]
 
     def _tag(self, key: bytes, client: str) -> bytes:

@@ -12,10 +12,13 @@ from fl.envelope import Job
 from fl.errors import InvalidUpdate
 from fl.messages import Masked, Task, Update
 from fl.secure import packets, roster, shamir
-from fl.secure.pairs import Entry, Sealing
+from fl.secure.pairs import BOX, TAG, Entry, Sealing
+from fl.secure.participant import Participant
+from fl.secure.roster import Roster
 from fl.secure.summing import Summing
 from fl.secure.terms import digest
 from fl.server.federation import Void
+from netq.errors import SecurityError
 from tests.fl.secure.circle import Asked, Circle
 
 
@@ -256,6 +259,43 @@ def test_a_session_of_few_clients_is_refused() -> None:
     asked = {"step": "boxes", "session": "one", "clients": [*entries], "fingerprints": prints, "others": []}
     with pytest.raises(InvalidUpdate, match="a session of 2 clients; this client wants 3"):
         person.step(asked)
+
+
+def asked_to_seal(person: Participant, others: list[Entry], key: bytes) -> dict[str, Any]:
+    """Return the question that gives a client, whose id is a, the keys of the others; `key`: its own in the list."""
+    entries = {each.client: each for each in (Entry("a", key), *others)}
+    listed = Roster({name: each.fingerprint for name, each in entries.items()})
+    return {
+        "step": "boxes",
+        "session": "one",
+        "clients": [*entries],
+        "fingerprints": b"".join(each.fingerprint for each in entries.values()),
+        "others": [list(entries[each]) for each in listed.peers("a")],
+    }
+
+
+def test_a_session_with_another_key_of_this_client_is_refused() -> None:
+    person = Participant("a", lambda entry, session: entry, None, 3)
+    person.step({"step": "keys", "session": "one"})
+    others = [Entry(each, Sealing("one", each).key) for each in "bcd"]
+    with pytest.raises(InvalidUpdate, match="another key of this client than the one that it has made"):
+        person.step(asked_to_seal(person, others, bytes(1216)))
+
+
+def test_a_client_that_has_refused_its_peers_takes_part_in_no_round() -> None:
+    """A server could go on with the set-up, as if nothing had been refused."""
+
+    def proves_none(entry: Entry, session: str) -> None:
+        raise SecurityError("no certificate")
+
+    person = Participant("a", lambda entry, session: entry, proves_none, 3)
+    key = person.step({"step": "keys", "session": "one"})["key"]
+    others = [Entry(each, Sealing("one", each).key) for each in "bcd"]
+    assert sorted(person.step(asked_to_seal(person, others, key))["refused"]) == ["b", "c", "d"]
+    person.step({"step": "tags", "session": "one", "boxes": bytes(3 * BOX)})
+    with pytest.raises(InvalidUpdate, match="has refused 3 of its 3 peers"):
+        person.step({"step": "check", "session": "one", "tags": bytes(3 * TAG)})
+    assert person._ready is None
 
 
 @pytest.fixture
