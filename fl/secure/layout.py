@@ -80,6 +80,10 @@ class Layout:
         """Bytes of a vector."""
         return 4 * self.small + 8 * self.large
 
+    def steps_of(self, weight: float) -> float:
+        """Return how many steps the change of an element has, on each side of 0, at a client of this weight."""
+        return self._steps * weight / self._most
+
     def encode(self, start: Model, trained: Model, num_examples: int, metrics: Mapping[str, Any]) -> Words:
         """Return an update as a vector. Raises InvalidUpdate for a model of another form, or that is not finite."""
         weight = min(num_examples, self._most)

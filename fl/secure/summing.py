@@ -6,6 +6,7 @@ vector can be opened here: the keepers give shares for a sum of `least` clients 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -103,6 +104,16 @@ class Summing:
         if self.terms.recovers:
             self._unmask()
         return self._layout.decode(start, self._words)
+
+    def mean_steps(self, examples: int) -> float:
+        """Return how many steps a change has at a client of mean weight. examples: the sum of the weights.
+
+        Infinity: nothing is rounded so, or by steps that do not depend on weights.
+        """
+        layout = self._layout
+        if not isinstance(layout, Layout) or layout.small == 0 or self.terms.most == 1:
+            return math.inf
+        return layout.steps_of(examples / len(self.present))
 
     def _unmask(self) -> None:
         plus, minus = list[bytes](), list[bytes]()

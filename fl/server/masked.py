@@ -39,6 +39,7 @@ from fl.tensors.spec import Model
 log = logging.getLogger("netq.fl")
 
 T = TypeVar("T")
+_STEPS = 2**16  # for a range of 16 times the largest element: a step is 2**-12 of it
 
 
 class Masks:
@@ -59,6 +60,7 @@ class Masks:
         self._prove = prove
         self._doubts = Doubts()
         self._rounds = 0  # that have begun
+        self._warned_coarse = False
         self._clients: Collection[str] = ()  # of the round, those that cannot take part, too
         self.liars: dict[str, str] = {}
 
@@ -105,10 +107,25 @@ class Masks:
             elif summing.absent:
                 lost = ", ".join(summing.absent)
                 raise InvalidUpdate(f"{lost} sent no vector, and with recovers=False a sum without cannot be opened")
-            return summing.opened(start)
+            summed = summing.opened(start)
+            if isinstance(summed, Summed):
+                self._warn_if_coarse(summing, summed.examples)
+            return summed
         finally:
             self.liars |= summing.liars
             self._note(summing.doubts, summing.roster)
+
+    def _warn_if_coarse(self, summing: Summing, examples: int) -> None:
+        """Warn, once, if so little is left of the changes of a client of mean weight that rounding may drown them."""
+        left = summing.mean_steps(examples)
+        if left >= _STEPS or self._warned_coarse:
+            return
+        self._warned_coarse = True
+        text = (
+            "masks: a client has %.0f examples on average, and may have %d: its changes are rounded to %.0f steps on "
+            'each side, and small ones are lost; set the strategy\'s max_examples to what clients have, or to "equal"'
+        )
+        log.warning(text, examples / len(summing.present), summing.terms.most, left)
 
     def _collect(self, summing: Summing) -> None:
         """Collect the shares that open a sum. Raises InvalidUpdate if there are too few."""

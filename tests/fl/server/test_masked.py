@@ -293,7 +293,8 @@ def test_a_model_with_infinity_is_refused() -> None:
         ({"clip": 0}, "clip: 0; expected a number"),
         ({"clip": float("nan")}, "clip"),
         ({"step": 0}, "step"),
-        ({"metrics": "loss"}, "metrics: 'loss'; expected names"),
+        ({"metrics": "loss"}, "metrics: 'loss'; expected 100 names at most"),
+        ({"metrics": [f"m{number}" for number in range(101)]}, "metrics: .*; expected 100 names at most"),
         ({"recovers": 1}, "recovers"),
     ],
 )
