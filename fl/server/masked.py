@@ -24,7 +24,7 @@ from fl.secure.certified import Prove
 from fl.secure.doubts import Doubts
 from fl.secure.layout import LARGEST, Summed
 from fl.secure.options import SecureAggregation
-from fl.secure.pairs import BOX, TAG, Entry
+from fl.secure.pairs import BOX, NONCE, TAG, Entry, commitment
 from fl.secure.participant import layout_of, sent_of
 from fl.secure.roster import Roster
 from fl.secure.summing import Summing
@@ -200,10 +200,18 @@ class Masks:
         if failed:
             return failed
         ids = sorted(keys)
-        roster = Roster({each: keys[each].fingerprint for each in ids})
+        listed = {
+            "clients": ids,
+            "fingerprints": b"".join(keys[each].fingerprint for each in ids),
+            "commitments": b"".join(keys[each].commitment for each in ids),
+        }
+        nonces, failed = self._ask("nonces", dict.fromkeys(ids, listed), partial(self._nonce, keys))
+        if failed:
+            return failed
+        roster = Roster({each: keys[each].fingerprint for each in ids}, nonces)
         peers = {each: roster.peers(each) for each in ids}
-        known = {"clients": ids, "fingerprints": b"".join(keys[each].fingerprint for each in ids)}
-        asked = {each: {**known, "others": [list(keys[peer]) for peer in peers[each]]} for each in ids}
+        revealed = b"".join(nonces[each] for each in ids)
+        asked = {each: {"nonces": revealed, "others": [list(keys[peer]) for peer in peers[each]]} for each in ids}
         for step, size in (("boxes", BOX), ("tags", TAG)):
             found, failed = self._ask(step, asked, partial(_parts, name=step, size=size, peers=peers))
             if failed or (failed := self._doubted(found, roster)):
@@ -214,11 +222,18 @@ class Masks:
         return failed or self._doubted(found, roster) or roster
 
     def _entry(self, client: str, told: Mapping[str, Any]) -> Entry:
-        entry = Entry(client, told["key"], told["chain"], told["signature"])
+        entry = Entry(client, *(told[name] for name in ("key", "commitment", "chain", "signature")))
         entry.check(tries=True)
         if self._prove is not None:
             self._prove(entry, self._session)
         return entry
+
+    def _nonce(self, keys: Mapping[str, Entry], client: str, told: Mapping[str, Any]) -> bytes:
+        nonce = told["nonce"]
+        right = type(nonce) is bytes and len(nonce) == NONCE
+        if not right or commitment(self._session, client, nonce) != keys[client].commitment:
+            raise InvalidUpdate("its nonce is not the one that it has committed to")
+        return bytes(nonce)
 
     def _doubted(self, found: Mapping[str, tuple[Any, Collection[str]]], roster: Roster) -> dict[str, ClientFailure]:
         """Return the clients that cannot share a session: liars, and both of two of which either may be one."""

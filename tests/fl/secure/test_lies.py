@@ -12,7 +12,7 @@ from fl.envelope import Job
 from fl.errors import InvalidUpdate
 from fl.messages import Masked, Task, Update
 from fl.secure import packets, roster, shamir
-from fl.secure.pairs import BOX, TAG, Entry, Sealing
+from fl.secure.pairs import BOX, TAG, Entry, Sealing, commitment
 from fl.secure.participant import Participant
 from fl.secure.roster import Roster
 from fl.secure.summing import Summing
@@ -215,14 +215,15 @@ def test_shares_without_vouchers_are_refused() -> None:
 @pytest.mark.parametrize("step", ["", "steal", None])
 def test_a_step_that_does_not_exist_is_refused(step: Any) -> None:
     circle, _, summing = begun()
-    with pytest.raises(InvalidUpdate, match="expected one of keys, boxes"):
+    with pytest.raises(InvalidUpdate, match="expected one of keys, nonces, boxes"):
         circle.people[circle.ids[0]].step({"step": step, "session": summing.terms.session})
 
 
-@pytest.mark.parametrize("step", ["tags", "check", "boxes"])
+@pytest.mark.parametrize("step", ["nonces", "tags", "check", "boxes"])
 def test_steps_of_a_set_up_come_in_order_and_once(step: str) -> None:
     circle = Circle(5)
-    asks = {"boxes": ("tags", "check"), "tags": ("boxes", "check"), "check": ("boxes", "tags")}
+    steps = ("nonces", "boxes", "tags", "check")
+    asks = {each: [other for other in steps if other != each] for each in steps}
     refused: list[str] = []
 
     def asked(client: str, asked: Asked) -> Asked:
@@ -235,12 +236,12 @@ def test_steps_of_a_set_up_come_in_order_and_once(step: str) -> None:
 
     circle.asks = asked
     circle.begin()
-    assert sorted(refused) == ["boxes", "boxes", "check", "check", "tags", "tags"]
+    assert sorted(refused) == sorted(3 * steps)
     with pytest.raises(InvalidUpdate, match="the set-up of this session is over"):
         circle.people[circle.ids[0]].step({"step": step, "session": circle.masks._session})
 
 
-@pytest.mark.parametrize("step", ["boxes", "tags", "check", "agree", "open"])
+@pytest.mark.parametrize("step", ["nonces", "boxes", "tags", "check", "agree", "open"])
 @pytest.mark.parametrize("values", [{}, {"boxes": 3, "tags": None, "others": 1, "clients": 2, "fingerprints": b""}])
 def test_steps_with_other_values_are_refused(step: str, values: Any) -> None:
     circle = Circle(5)
@@ -250,36 +251,79 @@ def test_steps_with_other_values_are_refused(step: str, values: Any) -> None:
         person.step({"step": step, "session": "one", **values})
 
 
+class OneClient:
+    """The client "a" in the set-up of a session with three others, which the test plays, as the server does."""
+
+    def __init__(self, prove: Any = None) -> None:
+        self.client = Participant("a", lambda entry, session: entry, prove, 3)
+        told = self.client.step({"step": "keys", "session": "one"})
+        self.nonces = {each: bytes([at]) * 32 for at, each in enumerate("bcd")}
+        self.entries = {"a": Entry("a", told["key"], told["commitment"])}
+        for each, nonce in self.nonces.items():
+            self.entries[each] = Entry(each, Sealing("one", each).key, commitment("one", each, nonce))
+
+    def list(self) -> dict[str, Any]:
+        """Ask it for its nonce, with the list of all."""
+        prints = b"".join(each.fingerprint for each in self.entries.values())
+        commitments = b"".join(each.commitment for each in self.entries.values())
+        listed = {"clients": [*self.entries], "fingerprints": prints, "commitments": commitments}
+        told = self.client.step({"step": "nonces", "session": "one", **listed})
+        self.nonces = {"a": told["nonce"], **self.nonces}
+        self.prints = {name: each.fingerprint for name, each in self.entries.items()}
+        return told
+
+    def seal(self) -> dict[str, Any]:
+        """Ask it for its boxes, with the nonces and the keys of all."""
+        others = [list(self.entries[each]) for each in Roster(self.prints, self.nonces).peers("a")]
+        nonces = b"".join(self.nonces.values())
+        return self.client.step({"step": "boxes", "session": "one", "nonces": nonces, "others": others})
+
+
 def test_a_session_of_few_clients_is_refused() -> None:
-    circle = Circle(5)
-    entries = {each: Entry(each, Sealing("one", each).key) for each in circle.ids[:2]}
-    person = circle.people[circle.ids[0]]
-    person.step({"step": "keys", "session": "one"})
-    prints = b"".join(each.fingerprint for each in entries.values())
-    asked = {"step": "boxes", "session": "one", "clients": [*entries], "fingerprints": prints, "others": []}
+    one = OneClient()
+    del one.entries["b"], one.entries["c"]
     with pytest.raises(InvalidUpdate, match="a session of 2 clients; this client wants 3"):
-        person.step(asked)
+        one.list()
 
 
-def asked_to_seal(person: Participant, others: list[Entry], key: bytes) -> dict[str, Any]:
-    """Return the question that gives a client, whose id is a, the keys of the others; `key`: its own in the list."""
-    entries = {each.client: each for each in (Entry("a", key), *others)}
-    listed = Roster({name: each.fingerprint for name, each in entries.items()})
-    return {
-        "step": "boxes",
-        "session": "one",
-        "clients": [*entries],
-        "fingerprints": b"".join(each.fingerprint for each in entries.values()),
-        "others": [list(entries[each]) for each in listed.peers("a")],
-    }
+@pytest.mark.parametrize("change", [{"key": bytes(1216)}, {"commitment": bytes(32)}])
+def test_a_session_with_another_key_of_this_client_is_refused(change: Any) -> None:
+    one = OneClient()
+    one.entries["a"] = one.entries["a"]._replace(**change)
+    with pytest.raises(InvalidUpdate, match="another key or commitment of this client than those that it has made"):
+        one.list()
 
 
-def test_a_session_with_another_key_of_this_client_is_refused() -> None:
-    person = Participant("a", lambda entry, session: entry, None, 3)
-    person.step({"step": "keys", "session": "one"})
-    others = [Entry(each, Sealing("one", each).key) for each in "bcd"]
-    with pytest.raises(InvalidUpdate, match="another key of this client than the one that it has made"):
-        person.step(asked_to_seal(person, others, bytes(1216)))
+@pytest.mark.parametrize(
+    "change", [{"key": Sealing("one", "c").key}, {"commitment": commitment("one", "c", bytes(32))}]
+)
+def test_a_key_that_is_chosen_after_the_nonces_is_refused(change: Any) -> None:
+    """Else a client in league with the server could try keys, until the order is what it wants."""
+    one = OneClient()
+    one.list()
+    one.entries["c"] = one.entries["c"]._replace(**change)
+    with pytest.raises(InvalidUpdate, match="the key or commitment of client c is not that of the session's list"):
+        one.seal()
+
+
+def test_a_nonce_that_is_chosen_after_the_others_is_refused() -> None:
+    one = OneClient()
+    one.list()
+    one.nonces["c"] = bytes(32)
+    with pytest.raises(InvalidUpdate, match="the nonce of client c is not the one that it has committed to"):
+        one.seal()
+
+
+def test_the_commitment_of_another_client_binds_to_nothing() -> None:
+    assert commitment("one", "a", bytes(32)) != commitment("one", "b", bytes(32))
+    assert commitment("one", "a", bytes(32)) != commitment("two", "a", bytes(32))
+
+
+def test_a_client_reveals_its_nonce_once() -> None:
+    one = OneClient()
+    one.list()
+    with pytest.raises(InvalidUpdate, match="expected the step 'boxes'"):
+        one.list()
 
 
 def test_a_client_that_has_refused_its_peers_takes_part_in_no_round() -> None:
@@ -288,14 +332,13 @@ def test_a_client_that_has_refused_its_peers_takes_part_in_no_round() -> None:
     def proves_none(entry: Entry, session: str) -> None:
         raise SecurityError("no certificate")
 
-    person = Participant("a", lambda entry, session: entry, proves_none, 3)
-    key = person.step({"step": "keys", "session": "one"})["key"]
-    others = [Entry(each, Sealing("one", each).key) for each in "bcd"]
-    assert sorted(person.step(asked_to_seal(person, others, key))["refused"]) == ["b", "c", "d"]
-    person.step({"step": "tags", "session": "one", "boxes": bytes(3 * BOX)})
+    one = OneClient(proves_none)
+    one.list()
+    assert sorted(one.seal()["refused"]) == ["b", "c", "d"]
+    one.client.step({"step": "tags", "session": "one", "boxes": bytes(3 * BOX)})
     with pytest.raises(InvalidUpdate, match="has refused 3 of its 3 peers"):
-        person.step({"step": "check", "session": "one", "tags": bytes(3 * TAG)})
-    assert person._ready is None
+        one.client.step({"step": "check", "session": "one", "tags": bytes(3 * TAG)})
+    assert one.client._ready is None
 
 
 @pytest.fixture
@@ -365,6 +408,8 @@ STRANGE = [None, 3, "text", 10**9, [], [3], {"a": 1}, b"", b"1", np.zeros(3)]
         ("keys", "key"),
         ("keys", "chain"),
         ("keys", "signature"),
+        ("keys", "commitment"),
+        ("nonces", "nonce"),
         ("boxes", "boxes"),
         ("boxes", "refused"),
         ("tags", "tags"),
@@ -405,6 +450,18 @@ def test_a_key_that_fails_at_its_peers_is_found_by_the_server() -> None:
     circle.answers = answers
     _, _, failures = circle.begin()
     assert list(failures) == [liar]
+
+
+@pytest.mark.parametrize("nonce", [bytes(32), b"", None])
+def test_a_client_that_reveals_another_nonce_is_left_out_and_named(nonce: Any) -> None:
+    circle = Circle(5)
+    liar = circle.ids[1]
+    circle.answers = lambda client, step, told: {"nonce": nonce} if client == liar and step == "nonces" else told
+    task, summing, failures = circle.begin()
+    assert list(failures) == [liar]
+    assert "its nonce is not the one that it has committed to" in failures[liar]
+    circle.report(task, summing)
+    circle.open(summing)
 
 
 @pytest.mark.parametrize("clients", [3, 4, 10])

@@ -53,7 +53,7 @@ def id_of(folder: Path, name: str) -> str:
 
 def signed(folder: Path, name: str, client: str, session: str = "one") -> Entry:
     sign, _ = certified(netq.CommunicatorOptions(security=security(folder, name)))
-    return sign(Entry(client, bytes(KEY)), session)
+    return sign(Entry(client, bytes(KEY), bytes(32)), session)
 
 
 def test_the_key_of_a_certificate_signs_and_the_authority_proves(folder: Path) -> None:
@@ -66,6 +66,7 @@ def test_the_key_of_a_certificate_signs_and_the_authority_proves(folder: Path) -
     ("change", "reason"),
     [
         (lambda entry, folder: entry._replace(key=b"\1" * KEY), "messages were changed"),
+        (lambda entry, folder: entry._replace(commitment=b"\1" * 32), "messages were changed"),
         (lambda entry, folder: entry._replace(signature=b""), "messages were changed"),
         (lambda entry, folder: entry._replace(chain=[]), ""),
         (lambda entry, folder: entry._replace(chain=[b"no certificate"]), "cannot be read"),
@@ -98,7 +99,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None
     sign, _ = certified(netq.CommunicatorOptions(security=security(tmp_path, "b")))
     _, prove = certified(netq.CommunicatorOptions(security=security(tmp_path, "a")))
     assert prove is not None
-    entry = Entry(id_of(tmp_path, "b"), bytes(KEY))
+    entry = Entry(id_of(tmp_path, "b"), bytes(KEY), bytes(32))
     before = sign(entry, "one")
     certificates.issue(tmp_path, "b", renew=True)
     after = sign(entry, "one")
@@ -174,7 +175,7 @@ def test_the_first_step_has_the_proof(folder: Path) -> None:
     found.is_client(uuid.UUID(id_of(folder, "a")))
     answered = found.begin(KEYS)
     assert isinstance(answered, Answered)
-    entry = Entry(id_of(folder, "a"), *(answered.values[name] for name in ("key", "chain", "signature")))
+    entry = Entry(id_of(folder, "a"), *(answered.values[name] for name in ("key", "commitment", "chain", "signature")))
     _, prove = certified(netq.CommunicatorOptions(security=security(folder, "b")))
     assert prove is not None
     prove(entry, "00" * 16)

@@ -38,7 +38,7 @@ def test_rounds_without_losses(clients: int) -> None:
         opened(circle)
 
 
-@pytest.mark.parametrize("step", ["keys", "boxes", "tags", "check"])
+@pytest.mark.parametrize("step", ["keys", "nonces", "boxes", "tags", "check"])
 @pytest.mark.parametrize("clients", SIZES[1:])
 def test_clients_that_are_lost_in_the_set_up_are_left_out(clients: int, step: str) -> None:
     circle = Circle(clients)
