@@ -631,6 +631,8 @@ class Members:
         """Return whether a vector is for an attempt before the present one of the same round. Frees its place then."""
         if member.task is None or not member.has(job) or (masked.session, masked.number) == member.task.attempt:
             return False
+        if not any(each.job == job for each in member.owed):  # it owes one only: this is the present one, and wrong
+            return False
         if member.state is MemberState.ASKED:  # else it has offered the next one, which has the place
             self._free(member)
         log.info("%s: its vector for an attempt of round %d before this one is dropped", member, job.round)

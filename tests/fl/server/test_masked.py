@@ -15,7 +15,7 @@ import pytest
 
 import fl
 import netq
-from fl.messages import Masked, Reply, Task, Update
+from fl.messages import Answered, Masked, Reply, Task, Update
 from fl.secure.layout import vector_bytes
 from fl.secure.masker import Masker
 from fl.secure.participant import Masking
@@ -178,6 +178,23 @@ def test_a_vector_of_an_attempt_before_is_dropped_and_the_next_one_counts(recove
         found.set_deadline(SOON)
         assert sorted(found.server.round().clients) == IDS[:4]
         assert len(late) == 2
+
+
+def test_a_vector_of_no_attempt_fails_at_once() -> None:
+    """Its client owes no other one."""
+    masker = Masker(fl.SecurePolicy(), netq.CommunicatorOptions())
+    masker.is_client(IDS[3])
+
+    def answers(task: Task) -> list[Reply]:
+        begun = masker.begin(task)
+        wrong = Masked(task.secure["session"], 77, np.zeros(8, np.uint8))
+        return [Reply(task.job, begun if isinstance(begun, Answered) else wrong)]
+
+    with federation(fl.FedAvg(max_examples="equal"), SECURE, clients=3) as found:
+        found.join_raw(IDS[3], answers)
+        report = found.round(4)
+        assert sorted(report.clients) == IDS[:3]
+        assert "a vector of the masked round 77; expected 1" in str(report.failures[IDS[3]])
 
 
 def test_a_client_that_joins_later_takes_part_from_then_on() -> None:
