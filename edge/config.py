@@ -32,7 +32,7 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 [security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
                                  relative to this file. The table turns TLS on, even if it is empty
 [seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
-[secure]      any field of fl.SecurePolicy: required, min_clients, noise_multiplier
+[secure]      any field of fl.SecurePolicy: required, min_clients, certificates, noise_multiplier
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
 [connection]  any field of netq.ConnectionOptions; default of message_size and memory: what fits this machine
 [settings]    any keys; added to the config of train, evaluate and columns. They override keys of the same name that

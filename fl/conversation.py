@@ -117,7 +117,8 @@ class Conversation:
 
         Sends the offered reply when its permit comes. If several tasks of a server wait, returns the newest: the rounds
         of the others are over, and so is the round of an offered reply. Does not return a task whose reply is on its
-        way: the server sent it before it had that reply, which will count.
+        way: the server sent it before it had that reply, which will count. A task of secure aggregation is returned
+        always: its reply counts in one attempt of a round only.
 
         idle: called before each wait; returns after how many seconds it wants to be called again, None: never. What it
               raises is raised here.
@@ -242,6 +243,9 @@ class Conversation:
         if self._question:  # the server has sent it before it had the question
             self._queue.put(Failure(task.job, self._question))
             return []
+        if task.is_secure:  # a vector under masks is for one attempt of a round, and this may be the next one
+            self._offered = None
+            return [task]
         if self._offered is not None and self._offered_to == task.key:
             # The offer to the attempt before may be forgotten.
             self._queue.put(Offer(task.job, self._offered.size))

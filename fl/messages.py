@@ -121,12 +121,13 @@ class Masked:
 
     Raises InvalidUpdate.
 
-    number:  of the masked round.
+    session: of the keys, and `number` of the masked round in it: a vector counts in this attempt of a round only.
     vector:  its words, in bytes.
     packets: shares of the client's secrets, sealed for each keeper.
     shares:  hashes of these, and `secrets` of the secrets.
     """
 
+    session: str
     number: int
     vector: NDArray[np.uint8]
     packets: bytes = b""
@@ -141,6 +142,7 @@ class Masked:
         return int(self.vector.nbytes) + len(self.packets) + len(self.shares) + len(self.secrets)
 
     def __post_init__(self) -> None:
+        expect(type(self.session) is str, "session", self.session, "a text")
         check_number("number", self.number)
         right = isinstance(self.vector, np.ndarray) and self.vector.dtype == np.uint8 and self.vector.ndim == 1
         expect(right, "vector", self.vector, "an array of bytes")
@@ -166,7 +168,8 @@ class Task:
     folding:     what the sums of the server's strategy depend on (Strategy.folding): relays fold so. Empty: not said.
     excluded:    ids of clients that relays leave out: in a round before, more than one had an update of them.
     secure:      of secure aggregation: the terms of the round (fl/secure/terms.py), or a step that the client is to
-                 answer (fl/secure/participant.py). Empty: updates are sent as they are.
+                 answer (fl/secure/participant.py), if and only if the purpose is "secure". Empty: updates are sent as
+                 they are.
     """
 
     job: Job
@@ -190,6 +193,8 @@ class Task:
         expect(is_number(self.deadline, 0), "deadline", self.deadline, "seconds")
         expect(isinstance(self.folding, dict), "folding", self.folding, "a dict")
         expect(isinstance(self.secure, dict), "secure", self.secure, "a dict")
+        right = ("step" in self.secure) == (self.job.purpose == "secure")
+        expect(right, "secure", self.secure, 'a step for the purpose "secure", and for no other one')
         _check_ids("excluded", self.excluded)
         object.__setattr__(self, "excluded", tuple(self.excluded))
         _check_roles(self.roles)

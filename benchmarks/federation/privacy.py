@@ -138,12 +138,13 @@ def _masked(setting: Setting, epsilon: float, seed: int) -> float:
     """As `_fl`, with what clients send under masks, but for the masks. Their noise is that of the fewest honest."""
     privacy = _options(setting, epsilon, masks=True)
     model = dict(digits.initial(seed))
-    roster = Roster({str(each): bytes([each % 256, each // 256]) * 16 for each in range(setting.clients)})
+    prints = {str(each): bytes([each % 256, each // 256]) * 16 for each in range(setting.clients)}
+    roster = Roster(prints, prints)
     form = NoisedLayout(
         specs_of(model),
         Clipping(privacy.clip, privacy.noise_multiplier, False),
         setting.clients,
-        roster.least - roster.liars,
+        roster.least - roster.assumed_liars,
     )
     for _ in range(setting.rounds):
         total = Words.zeros(form.small, form.large)

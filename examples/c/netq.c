@@ -2116,7 +2116,7 @@ static bool do_task(struct trainer *t, struct document *d, const struct value *m
     free(t->kept); /* the round of an offered reply is over */
     t->kept = NULL;
     const struct value *secure = member(d, message, "secure");
-    if (secure && secure->count) {
+    if ((secure && secure->count) || !strcmp(t->job.purpose, "secure")) {
         refuse(t, "this client takes no part in secure aggregation");
         return true;
     }

@@ -32,7 +32,7 @@ from fl.privacy.privacy import Privacy
 from fl.properties import ClientInfo, title
 from fl.report import MaskedSum, RoundReport
 from fl.secure.certified import certified
-from fl.secure.layout import Summed
+from fl.secure.layout import Summed, vector_bytes
 from fl.secure.options import SecureAggregation
 from fl.server.aggregation import SUM
 from fl.server.answers import Answers
@@ -150,7 +150,8 @@ class Server:
                 relays=bool(relays),
                 with_noise=privacy is not None,
             )
-            bounds = limits(federation.model, memory_limit, relays=bool(relays), secure=secure is not None)
+            vector = 0 if secure is None else vector_bytes(federation.model, federation.roles, secure.metrics)
+            bounds = limits(federation.model, memory_limit, relays=bool(relays), vector=vector)
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,

@@ -21,7 +21,7 @@ import netq
 from examples.c.partition import rows
 from examples.digits import data, model
 from fl.envelope import End, Job, Leave, Offer, Permit
-from fl.messages import MESSAGES, Reply, Report, Task, Update
+from fl.messages import MESSAGES, Reply, Report, Task, Update, with_fields
 from netq.security import certificates
 from tests.examples.c import programs
 from tests.examples.c.programs import LIMIT, Programs, end, peer_of
@@ -105,6 +105,16 @@ def test_evaluates_as_python_does(trainer: Conversation) -> None:
     assert reply.content.num_examples == FEW
     assert reply.content.metrics == pytest.approx({"accuracy": accuracy, "loss": loss}, rel=1e-5)
     assert trainer.end() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("purpose", "secure"), [("train", {"number": 1}), ("secure", {"step": "keys"}), ("secure", {})]
+)
+def test_takes_no_part_in_secure_aggregation(trainer: Conversation, purpose: Any, secure: dict[str, Any]) -> None:
+    valid = trainer.task(job=Job(7, 3, purpose), secure=secure or {"step": "keys"})
+    trainer.say(with_fields(valid, secure=secure))
+    assert trainer.hear().content == "this client takes no part in secure aggregation"
+    assert trainer.end()[0] == 0
 
 
 def test_offers_an_update_that_is_large(trainer: Conversation) -> None:

@@ -207,7 +207,7 @@ def vector(**changes: int) -> Any:
         (Answered({"vector": vector(_9=2**62), "withheld": {}}), "column 'age': its numbers contradict each other"),
         (Answered({"vector": vector(), "withheld": {"x": "y"}}), "withheld: expected a text by the name of a column"),
         (Report(1), "it answered with Report; expected Answered"),
-        (Masked(1, np.zeros(8, np.uint8)), "it answered with Masked; expected Answered"),
+        (Masked("", 1, np.zeros(8, np.uint8)), "it answered with Masked; expected Answered"),
     ],
     ids=["nothing", "too short", "negative", "too much", "of another column", "a report", "a mask"],
 )
