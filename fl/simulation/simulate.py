@@ -138,8 +138,8 @@ def simulate(
 
     Two runs with one engine and one seed give the same model to the last bit, for any number of processes, if clients
     draw random numbers only from what it seeds, and the strategy depends on its seed only. Asynchronous strategies with
-    engine "network" are the exception, as they take updates as they arrive; so is `privacy`, whose noise is then that of
-    a server. Raises SimulationError, InvalidOption, and what fl.Server and `measure` raise.
+    engine "network" are the exception, as they take updates as they arrive; so is `privacy`, with a server's own noise.
+    Raises SimulationError, InvalidOption, and what fl.Server and `measure` raise.
     """
     check_names(settings, [name for name in inspect.signature(simulate).parameters if name != "settings"])
     expect(isinstance(strategy, Strategy | None), "simulate.strategy", strategy, "an object, as in fl.FedAvg()")
