@@ -1,6 +1,6 @@
 """What a model that was trained with noise says of one device at most: epsilon, at a delta.
 
-A ledger has the noise of each round whose model has left. Rounds in which all devices may take part are composed
+A ledger has the noise of each round whose model may have left. Rounds in which all devices may take part are composed
 exactly; with noise from whole numbers by a bound that is a few hundredths higher. Rounds for which devices are drawn at
 random need the package dp-accounting. Pure.
 
@@ -45,7 +45,7 @@ class Noise(NamedTuple):
 
 
 class Ledger:
-    """The noise of the rounds whose models have left, and how many rounds had it."""
+    """The noise of the rounds whose models may have left, and how many rounds had it."""
 
     def __init__(self, rounds: Sequence[tuple[Noise, int]] = ()) -> None:
         self._rounds = list(rounds)
@@ -90,7 +90,7 @@ class Ledger:
         """Return a ledger from its plain values. Raises ValueError for others."""
         rounds = [(Noise(*each[:3]), each[3]) for each in state]
         for noise, count in rounds:
-            right = is_number(noise.multiplier, 1e-6) and is_number(noise.sampling, 0, 1) and noise.sampling > 0
+            right = is_number(noise.multiplier, 1e-6, 1e9) and is_number(noise.sampling, 0, 1) and noise.sampling > 0
             if not (right and type(noise.is_discrete) is bool and is_whole(count, 1)):
                 raise ValueError(f"{noise}, {count}: no rounds with noise")
         return cls(rounds)

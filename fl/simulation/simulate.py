@@ -133,7 +133,8 @@ def simulate(
                which the result has.
     progress:  whether stderr gets a line for each round. None: in a terminal or a notebook, unless an fl.Progress is
                among the callbacks.
-    settings:  the other arguments of fl.Server, except `options`; `memory_limit` and `wait` are of engine "network".
+    settings:  the other arguments of fl.Server, except `options`; `memory_limit`, `wait`, `relays` and `secure` are of
+               engine "network".
                patience: None: that of a server without pauses.
 
     Two runs with one engine and one seed give the same model to the last bit, for any number of processes, if clients

@@ -38,7 +38,7 @@ def change(norm: float) -> dict[str, Any]:
         ({"clip": float("nan")}, "clip"),
         ({"clip": float("inf")}, "clip"),
         ({"clip": True}, "clip"),
-        ({"noise_multiplier": 0.0}, "without noise nothing is protected"),
+        ({"noise_multiplier": 0.0}, "noise is what protects"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1}, "delta"),
