@@ -5,7 +5,7 @@ RUN = .venv/bin/python
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools broker demo test unit other flower faults fuzz soak check docs pictures bench bench-federation bench-simulation wheel wheel-aarch64 bundle test-aarch64 clean
+.PHONY: setup tools broker demo test unit other flower faults fuzz soak check docs pictures bench bench-federation bench-privacy bench-simulation wheel wheel-aarch64 bundle test-aarch64 clean
 
 # PROTOCOL of `make demo`: tcp, mqtt, grpc or shm. SECONDS of `make soak`; SEED=… repeats the faults of a run.
 PROTOCOL ?= tcp
@@ -93,6 +93,16 @@ bench-federation: .venv-flower
 	.venv-flower/bin/python -m benchmarks.federation.many --repeat 3
 	.venv-flower/bin/python -m benchmarks.federation.trees --repeat 3
 
+# Opacus has an environment of its own: it brings a package `examples`.
+.venv-opacus: constraints.txt
+	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt torch 'opacus==1.6.0' && touch $@
+
+bench-privacy: .venv-flower .venv-opacus
+	.venv-flower/bin/python -m benchmarks.federation.masked
+	NETQ_BENCH_OPACUS=$(CURDIR)/.venv-opacus/bin/python .venv-flower/bin/python -m benchmarks.federation.privacy
+	.venv-flower/bin/python -m benchmarks.federation.inversion
+
 # pfl-research has an environment of its own, too.
 .venv-pfl: constraints.txt
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
@@ -144,4 +154,4 @@ pictures: .venv/dev tools
 	NETQ_PICTURES=docs/images $(RUN) -m pytest -q tests/fl/page/test_browser.py -k another_metric
 
 clean:
-	rm -rf netq/*.so .venv .venv-other .venv-flower build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf netq/*.so .venv .venv-other .venv-flower .venv-opacus build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

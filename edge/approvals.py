@@ -43,11 +43,15 @@ class Entry(NamedTuple):
 
 
 def of_tasks(host: str, task: Mapping[str, Any]) -> Source:
-    """Return the source of a task of fl: server, tensors and roles. `task`: its plain values.
+    """Return the source of a task of fl: server, tensors and roles; columns, if it asks for statistics.
 
     The config is not part of it, as it may differ in each round; nor are train and evaluate.
+
+    task: its plain values.
     """
     tensors = {name: _form(tensor) for name, tensor in task["model"].items()}
+    if task["job"][2] == "statistics":
+        tensors |= {f"columns.{name}": column for name, column in task["config"]["columns"].items()}
     digest = hashlib.sha256(json.dumps([host, tensors, task.get("roles", {})], sort_keys=True).encode())
     names = ", ".join(sorted(tensors))
     return Source(digest.hexdigest(), printable(f"tasks of {host} with {len(tensors)} tensors: {names}", _TITLE))

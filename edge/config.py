@@ -14,6 +14,10 @@ Opens no connection, starts nothing, and imports nothing of the user's.
               name               what logs and reports call this device besides its id; default: the common name of its
                                  certificate
               train, evaluate    "module:function", as in "farm.training:train"
+              columns            "module:function", which returns this device's data as arrays by name, for servers that
+                                 ask for statistics; default: it gives none
+              min_count          a column with fewer values is withheld from the server, and a smaller number of values
+                                 is given as 0; default 10
               check              whether to train once with a model of zeros before the device takes part; default false
               compression        compression of this device's updates, as in { dtype = "int8" }; "auto": by the measured
                                  rate of the link; default: the server's
@@ -28,12 +32,12 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 [security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
                                  relative to this file. The table turns TLS on, even if it is empty
 [seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
-[secure]      any field of fl.SecurePolicy: required, min_clients, noise_multiplier
+[secure]      any field of fl.SecurePolicy: required, min_clients, certificates, noise_multiplier
 [policy]      any field of edge.Policy: what this device lets leave, whatever its server asks for; `audit` is a path
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
 [connection]  any field of netq.ConnectionOptions; default of message_size and memory: what fits this machine
-[settings]    any keys; added to the config of train and evaluate. They override keys of the same name that the server
-              sends
+[settings]    any keys; added to the config of train, evaluate and columns. They override keys of the same name that
+              the server sends
 
 Environment variables replace values of the file: EDGE_SERVER_PORT=51966 is port in [server]. So do flags of the
 command: --set server.port=51966. A flag is stronger than a variable. Both are read as TOML values, or else as texts.
@@ -75,7 +79,9 @@ FILE = "the device's TOML file"  # its description in errors
 SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the agent is a service
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol", "fallback", "proxy"),
-    "client": ("id", "name", "train", "evaluate", "check", "compression", "properties", "state"),
+    "client": (
+        *("id", "name", "train", "evaluate", "columns", "min_count", "check", "compression", "properties", "state"),
+    ),
     "model": ("path", "hook"),
     "training": tuple(option.name for option in fields(Limits)),
     "fit": fitness.KEYS,
@@ -95,7 +101,8 @@ class Config:
     """The configuration of a device.
 
     name:            what logs and reports call this device besides its id. That of its certificate is stronger.
-    train, evaluate: "module:function"; imported by the process that does the tasks.
+    train, evaluate, columns: "module:function"; imported by the process that does the tasks.
+    min_count:       as of fl.Client.
     check:           whether to train once with a model like the server's, of zeros, before the device takes part.
     compression:     the fields of an fl.Compression by name, its text, or "auto"; None: as the server says.
     properties:      what the server and its strategy may choose by, as of fl.Client.
@@ -112,6 +119,8 @@ class Config:
     name: str = ""
     train: str | None = None
     evaluate: str | None = None
+    columns: str | None = None
+    min_count: int = 10
     check: bool = False
     compression: Mapping[str, Any] | str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -147,6 +156,8 @@ class Config:
             file,
             train=_function(file, "train"),
             evaluate=_function(file, "evaluate"),
+            columns=_function(file, "columns"),
+            min_count=_min_count(file),
             check="check" in file.table("client") and file.boolean("client", "check"),
             compression=_compression(file),
             properties=_properties(file),
@@ -286,6 +297,11 @@ def _function(file: File, key: str) -> str | None:
         if key in file.table("client")
         else None
     )
+
+
+def _min_count(file: File) -> int:
+    is_set = "min_count" in file.table("client")
+    return file.whole("client", "min_count", "a whole number, 1 or more", 1) if is_set else Config.min_count
 
 
 def _name(file: File) -> str:

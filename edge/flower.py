@@ -117,7 +117,7 @@ def _received(file: File) -> tuple[Path, Path]:
 
 def _node_config(file: File) -> dict[str, Any]:
     """Return the table [flower], after refusing keys that have no meaning with --flower."""
-    for key in ("train", "evaluate", "check"):
+    for key in ("train", "evaluate", "columns", "min_count", "check"):
         if key in file.table("client"):
             raise file.wrong(f"client.{key}: is not for --flower, whose app trains and evaluates; leave it out")
     for key in ("compression", "properties", "name"):

@@ -19,6 +19,7 @@ from netq.validate import is_whole
 
 STAYS = "its reason stays in the log of the device, as the device's policy says"
 FAILED = f"the training has failed; {STAYS}"
+_COLUMN = "columns."  # before the name of a column, where it counts as a tensor
 WITHHELD = "policy.withheld"  # the metric that says that others were withheld
 _ONE_EXAMPLE = ["metrics", "metrics", [["num-examples", 1]]]  # Flower's weight of a reply with noise
 
@@ -98,6 +99,8 @@ def of_federation(policy: Policy, task: Any, reply: Stream, known: Collection[st
         reason = str(_dict(content).get("reason"))
         told = f"the training skips it; {STAYS}" if policy.restricts else reason
         return replied({"type": "Skip", "reason": told}, reason)
+    if task.job.purpose == "statistics":
+        return replied(_statistics(names, policy, _fields(content, "Answered"), known))._replace(size=0)
     content = _fields(content, "Update" if task.job.purpose == "train" else "Report")
     examples, metrics = content.get("num_examples"), _dict(content.get("metrics", {}))
     if not is_whole(examples, 0):
@@ -114,6 +117,17 @@ def of_federation(policy: Policy, task: Any, reply: Stream, known: Collection[st
         for name in extra:
             names.tensor(f"extra.{name}", is_noised=False)
     return replied(made)
+
+
+def _statistics(names: _Names, policy: Policy, content: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the statistics of columns, which are one vector. `known`: their names, as those of tensors."""
+    values = _dict(content.get("values"))
+    for name in known:
+        names.tensor(name, is_noised=False)
+    withheld = {name: why for name, why in _dict(values.get("withheld", {})).items() if _COLUMN + name in known}
+    if policy.restricts:
+        withheld = dict.fromkeys(withheld, STAYS)
+    return {"type": "Answered", "values": {"vector": values.get("vector"), "withheld": withheld}}
 
 
 def of_flower(policy: Policy, task: Any, reply: Stream, known: Collection[str]) -> Allowed:
@@ -152,7 +166,12 @@ def _lets(names: _Names, record: str, kind: str, item: list[Any]) -> bool:
 
 
 def names_of(task: Mapping[str, Any]) -> list[str]:
-    """Return the names of the tensors in a task of fl, or in an Ask of a Flower grid. Raises Unreadable."""
+    """Return the names of the tensors in a task of fl, or in an Ask of a Flower grid. Raises Unreadable.
+
+    Those of a question for statistics are its columns.
+    """
+    if "model" in task and task["job"][2] == "statistics":
+        return [_COLUMN + name for name in _dict(task["config"].get("columns"))]
     if "model" in task:
         return list(_dict(task["model"]))
     arrays = [(name, items) for name, kind, items in _items(task.get("content"), 3) if kind == "arrays"]

@@ -45,6 +45,8 @@ class TrainingTasks:
     settings:        joined to the config of each task, and stronger than it.
     model:           the file for the last model; None: `store` is not called.
     largest:         bytes of the largest message that the device takes.
+    columns:         "module:function", with the settings as its config. None: there are no statistics.
+    min_count:       as of fl.Client.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class TrainingTasks:
         settings: Mapping[str, Any],
         model: Path | None = None,
         largest: int = UNLIMITED,
+        columns: str | None = None,
+        min_count: int = 10,
     ) -> None:
         if model is not None:
             files.check_name(model, "model.path")
@@ -67,7 +71,10 @@ class TrainingTasks:
             for key, name in (("train", train), ("evaluate", evaluate))
         ]
         assert functions[0] is not None
-        self._trainer = Trainer(functions[0], functions[1], None if compression is None else _compression(compression))
+        packing = None if compression is None else _compression(compression)
+        data = None if columns is None else function("client.columns", columns, "farm.training:columns")
+        data = data and self._with_settings(data)
+        self._trainer = Trainer(functions[0], functions[1], packing, columns=data, min_count=min_count)
 
     def answer(self, task: Stream, rate: float | None = None) -> Finished | str:
         """Do a task. Return the reply as bytes, or the reason why there is none. `rate`: see fl.trainer.Trainer.
@@ -120,6 +127,9 @@ class TrainingTasks:
         """Raise InvalidOption for a model that the owner's file cannot hold."""
         if self._model is not None:
             files.check(self._model, model, "model.path")
+
+    def _with_settings(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda config: function({**config, **self._settings})
 
     def _measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with the device's settings in its config, and with what it used in its metrics."""

@@ -51,7 +51,7 @@ def _noised(policy: Policy, task: Stream, reply: Stream) -> Stream:
 def federation(config: Config) -> Work:
     """Return the work of a device with functions of its own."""
     introduction = Introduction(config.properties, config.model is not None, config.name)
-    names = ("train", "evaluate", "compression", "settings", "model")
+    names = ("train", "evaluate", "compression", "settings", "model", "columns", "min_count")
     return Work(
         noun="federation",
         messages=ENVELOPES,
@@ -60,6 +60,6 @@ def federation(config: Config) -> Work:
         ),
         tasks="edge.tasks:TrainingTasks",
         arguments={**{name: getattr(config, name) for name in names}, "largest": config.largest},
-        title=", ".join(name for name in (config.train, config.evaluate) if name is not None),
+        title=", ".join(name for name in (config.train, config.evaluate, config.columns) if name is not None),
         rules=Rules(lambda task, plain: of_tasks(config.netloc.host, plain), of_federation, _noised),
     )

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from fl.callbacks.prometheus import Prometheus as Prometheus
     from fl.callbacks.tensorboard import TensorBoard as TensorBoard
     from fl.client import Client as Client
+    from fl.column_statistics import Column as Column
+    from fl.column_statistics import ColumnStatistics as ColumnStatistics
+    from fl.column_statistics import StatisticsReport as StatisticsReport
     from fl.compression.compressor import Compression as Compression
     from fl.errors import CheckpointError as CheckpointError
     from fl.errors import FederationStalled as FederationStalled
@@ -103,6 +106,7 @@ MODULES = {
     "fl.callbacks.prometheus": ("Prometheus",),
     "fl.callbacks.tensorboard": ("TensorBoard",),
     "fl.client": ("Client",),
+    "fl.column_statistics": ("Column", "ColumnStatistics", "StatisticsReport"),
     "fl.compression.compressor": ("Compression",),
     "fl.errors": (
         "CheckpointError",

@@ -1,4 +1,4 @@
-"""fl serve | relay | simulate | export | plot | page | status | flower: an aggregator, a simulation, models, rounds.
+"""fl serve | relay | statistics | simulate | export | plot | page | status | flower: an aggregator, models, rounds.
 
 Owns the process: arguments, environment, log lines on stderr, signals, and the exit status. fl.config.server,
 fl.server, fl.simulation, fl.callbacks.plots and fl.flower do the work. Needs typer. `python -m fl` is the same.
@@ -14,6 +14,7 @@ status  when
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -45,7 +46,7 @@ from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
 from fl.config.relay import RelayConfig
 from fl.config.server import Config, load_connection
-from fl.errors import CheckpointError
+from fl.errors import CheckpointError, InvalidUpdate
 from fl.server.checkpoint import load
 from fl.tensors import files
 from fl.tensors.spec import Model
@@ -130,6 +131,33 @@ def relay(
                 log.info("stopped: its clients go on to their next address, or wait for a relay here")
                 raise
         log.info("the federation is over")
+
+
+@app.command(epilog="Example: fl statistics aggregator.toml")
+def statistics(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="an aggregator's file, with [statistics]")],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, with the histograms")] = False,
+    verbose: _Verbose = False,
+) -> None:
+    """Ask the clients for statistics of their data, before anything is trained, and print a table.
+
+    Listens in the aggregator's place, waits for as many clients as its first round would, and ends. The clients then
+    wait for the aggregator.
+    """
+    _on_signals(_stop)
+    with _command(verbose):
+        loaded = _load(config)
+        if not loaded.statistics:
+            raise InvalidOption(f"{config}: [statistics]: missing; expected the table, with the columns to ask for")
+        server = loaded.server()
+        try:
+            log.info("listening at %s:%d", *server.netloc)
+            report = server.statistics_of(**loaded.statistics)
+        finally:
+            server.close(0.0)  # the federation goes on: the clients wait for the next server
+        print(json.dumps(report.plain()) if as_json else report)
+        if not report.columns:
+            raise InvalidUpdate("no client has given statistics that can be shown; the lines above say why")
 
 
 @app.command(epilog="Example: fl simulate aggregator.toml --train farm.training:train --clients 8")

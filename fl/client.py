@@ -19,7 +19,7 @@ from fl.messages import MESSAGES, WITH_VALUES
 from fl.properties import Properties, checked, checked_name
 from fl.secure.masker import Masker
 from fl.secure.options import SecurePolicy
-from fl.trainer import Evaluate, Train, Trainer
+from fl.trainer import Columns, Evaluate, Train, Trainer
 from netq.validate import expect, flag
 
 log = logging.getLogger("netq.fl")
@@ -40,6 +40,10 @@ class Client:
     final_model: whether `run` returns the federation's last model, which the server sends at the end.
     name: what logs and reports call this client besides its id. The common name of its certificate is stronger.
     secure: what this client wants of secure aggregation (fl.SecurePolicy). None: what the server says.
+    columns(config) -> dict: this client's data, as arrays of one dimension by name, for a server that asks for
+        statistics. They stay here: the server gets sums and counts. config["columns"] has the names that it asks for.
+        None: it gives no statistics.
+    min_count: a column with fewer values is withheld from the server, and a smaller number of values is given as 0.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class Client:
         final_model: bool = True,
         name: str = "",
         secure: SecurePolicy | None = None,
+        columns: Columns | None = None,
+        min_count: int = 10,
     ) -> None:
         flag("Client.final_model", final_model)
         self.final_model = final_model
@@ -60,7 +66,7 @@ class Client:
         form = "an object, as in fl.SecurePolicy(required=True)"
         expect(isinstance(secure, SecurePolicy | None), "Client.secure", secure, form)
         self._policy = secure or SecurePolicy()
-        self.trainer = Trainer(train, evaluate, compression, seed)
+        self.trainer = Trainer(train, evaluate, compression, seed, columns, min_count)
         self._link = KnownServer()
 
     def run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -116,7 +117,8 @@ class Conversation:
 
         Sends the offered reply when its permit comes. If several tasks of a server wait, returns the newest: the rounds
         of the others are over, and so is the round of an offered reply. Does not return a task whose reply is on its
-        way: the server sent it before it had that reply, which will count.
+        way: the server sent it before it had that reply, which will count. A task of secure aggregation is returned
+        always: its reply counts in one attempt of a round only.
 
         idle: called before each wait; returns after how many seconds it wants to be called again, None: never. What it
               raises is raised here.
@@ -142,10 +144,11 @@ class Conversation:
             if isinstance(message, Permit | Final | Described):
                 self._keep(message)
             elif not isinstance(message, End):
-                self._membership.asked(peer)
                 if self._inbox is not None:
+                    self._membership.asked(peer)
                     self._ready += self._inbox.add(message)
                 else:
+                    self._note_task(peer, message)
                     self._ready = deque(self._to_do(message))
             elif self._membership.ended(peer):
                 self._end(message, idle)
@@ -229,11 +232,20 @@ class Conversation:
             return None
         return self._put(answer)
 
+    def _note_task(self, server: uuid.UUID, task: Task) -> None:
+        if task.job.purpose == "statistics":
+            self._membership.surveyed()
+        else:
+            self._membership.asked(server)
+
     def _to_do(self, task: Task) -> list[Task]:
         """Return a task that has arrived, unless its reply is on its way already, or this client only asks."""
         if self._question:  # the server has sent it before it had the question
             self._queue.put(Failure(task.job, self._question))
             return []
+        if task.is_secure:  # a vector under masks is for one attempt of a round, and this may be the next one
+            self._offered = None
+            return [task]
         if self._offered is not None and self._offered_to == task.key:
             # The offer to the attempt before may be forgotten.
             self._queue.put(Offer(task.job, self._offered.size))

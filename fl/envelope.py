@@ -20,7 +20,7 @@ from netq.text import printable
 from netq.utils.stream import Stream
 from netq.validate import is_number, is_whole
 
-Purpose = Literal["train", "evaluate", "secure"]  # the last: a step of secure aggregation
+Purpose = Literal["train", "evaluate", "statistics", "secure"]  # the last: a step of secure aggregation
 PURPOSES: tuple[Purpose, ...] = ("train", "evaluate")  # of tasks that a round has
 
 RESERVED = {  # names in the config of a client's functions that no server and no device may use for a value

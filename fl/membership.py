@@ -50,6 +50,7 @@ class Membership:
         self._noun = noun
         self._ini = ini
         self._federation: uuid.UUID | None = None
+        self._has_work = self._joins_next = False  # it has had a task; only a question for statistics
         # A communicator has one session after the other: a server that is started again knows nothing of the last one.
         self._greeting = threading.Lock()  # of the next two
         self._is_connected = False
@@ -57,8 +58,8 @@ class Membership:
 
     def connected(self, server: uuid.UUID) -> None:
         """Join the first server's federation. Runs in the communicator's loop, before any message of the server."""
-        if self._federation is None:
-            self._federation = server
+        if self._federation is None or self._joins_next:
+            self._federation, self._joins_next = server, False
         if self._ini is not None:
             self._ini(server)
         with self._greeting:
@@ -97,7 +98,11 @@ class Membership:
 
     def asked(self, server: uuid.UUID) -> None:
         """Join the federation of a server that gives a task."""
-        self._federation = server
+        self._federation, self._has_work, self._joins_next = server, True, False
+
+    def surveyed(self) -> None:
+        """Note a question for statistics: a client without a task joins the next server, which may be another one."""
+        self._joins_next = not self._has_work
 
     def ended(self, server: uuid.UUID) -> bool:
         """Note that a server has ended its federation. Return whether that is this client's."""

@@ -3,8 +3,9 @@
     server ──Task──► client        train, or evaluate, this model
     server ◄─Offer── client        the reply is ready, and too large to send without a permit
     server ─Permit─► client        there is room for the reply
-    server ◄─Reply── client        an Update (train), a Report (evaluate), a Skip, or the reason of a failure;
-                                   of a relay a Subtotal; under secure aggregation a Masked, and an Answered to a step
+    server ◄─Reply── client        an Update (train), a Report (evaluate), an Answered (statistics), a Skip, or the
+                                   reason of a failure; of a relay a Subtotal; under secure aggregation a Masked, and
+                                   an Answered to a step
     server ◄Introduction client    the client's properties, at the begin of a session
     server ◄─Leave── client        the client closes its session, and why
     server ◄Describe─ client       a client that wants no task, but to know what tasks are like
@@ -116,14 +117,17 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Masked:
-    """An update or a report under masks: the server learns the sum of all only (fl/secure). Raises InvalidUpdate.
+    """An update, a report or statistics under masks: the server learns the sum of all only (fl/secure).
 
-    number:  of the masked round.
+    Raises InvalidUpdate.
+
+    session: of the keys, and `number` of the masked round in it: a vector counts in this attempt of a round only.
     vector:  its words, in bytes.
     packets: shares of the client's secrets, sealed for each keeper.
     shares:  hashes of these, and `secrets` of the secrets.
     """
 
+    session: str
     number: int
     vector: NDArray[np.uint8]
     packets: bytes = b""
@@ -138,6 +142,7 @@ class Masked:
         return int(self.vector.nbytes) + len(self.packets) + len(self.shares) + len(self.secrets)
 
     def __post_init__(self) -> None:
+        expect(type(self.session) is str, "session", self.session, "a text")
         check_number("number", self.number)
         right = isinstance(self.vector, np.ndarray) and self.vector.dtype == np.uint8 and self.vector.ndim == 1
         expect(right, "vector", self.vector, "an array of bytes")
@@ -163,7 +168,8 @@ class Task:
     folding:     what the sums of the server's strategy depend on (Strategy.folding): relays fold so. Empty: not said.
     excluded:    ids of clients that relays leave out: in a round before, more than one had an update of them.
     secure:      of secure aggregation: the terms of the round (fl/secure/terms.py), or a step that the client is to
-                 answer (fl/secure/participant.py). Empty: updates are sent as they are.
+                 answer (fl/secure/participant.py), if and only if the purpose is "secure". Empty: updates are sent as
+                 they are.
     """
 
     job: Job
@@ -187,6 +193,8 @@ class Task:
         expect(is_number(self.deadline, 0), "deadline", self.deadline, "seconds")
         expect(isinstance(self.folding, dict), "folding", self.folding, "a dict")
         expect(isinstance(self.secure, dict), "secure", self.secure, "a dict")
+        right = ("step" in self.secure) == (self.job.purpose == "secure")
+        expect(right, "secure", self.secure, 'a step for the purpose "secure", and for no other one')
         _check_ids("excluded", self.excluded)
         object.__setattr__(self, "excluded", tuple(self.excluded))
         _check_roles(self.roles)
@@ -194,7 +202,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a client answers to a step of secure aggregation: plain values and bytes by name."""
+    """What a client answers to a step of secure aggregation, or to a question for statistics: plain values by name."""
 
     values: Mapping[str, Any]
 

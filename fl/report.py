@@ -69,7 +69,7 @@ class PrivacySpent:
     """What the models until now say of any one client at most, whatever its data are (fl.DifferentialPrivacy).
 
     epsilon:          at `delta`, of all rounds together. Metrics, and who took part, are not covered.
-    rounds:           that it covers.
+    rounds:           that it covers, with attempts that became void after their noise was drawn.
     noise_multiplier: of the noise of a round, in multiples of the clip.
     sampling:         the probability with which a client was asked; 1: all were.
     clip:             the largest norm of a change, in the next round.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fl.column_statistics import Query
 from fl.compression.auto import AUTO, choose
 from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.envelope import Finished, Job
@@ -39,7 +40,7 @@ from fl.tensors.roles import SENT, Roles, equal, of_role
 from fl.tensors.spec import Model, Spec, nbytes, specs_of
 from netq.errors import SecurityError, Unreadable
 from netq.text import describe
-from netq.validate import expect, is_function
+from netq.validate import expect, is_function, whole
 
 log = logging.getLogger("netq.fl")
 
@@ -47,6 +48,7 @@ _NONE = Compression()
 
 Train = Callable[[Any, Mapping[str, Any]], Update | Skip]
 Evaluate = Callable[[Any, Mapping[str, Any]], Report | Skip]
+Columns = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class Trainer:
@@ -63,10 +65,16 @@ class Trainer:
         evaluate: Evaluate | None = None,
         compression: Compression | str | None = None,
         seed: int | None = None,
+        columns: Columns | None = None,
+        min_count: int = 10,
     ) -> None:
         for name, function in (("train", train), ("evaluate", evaluate)):
             right = is_function(function) or (name == "evaluate" and function is None)
             expect(right, f"Client.{name}", function, "a function of a model and a config, not an async one")
+        right = columns is None or is_function(columns)
+        expect(right, "Client.columns", columns, "a function of a config, not an async one")
+        self._columns = columns
+        self._min_count = whole("Client.min_count", min_count, 1)
         self._functions: dict[str, Callable[[Any, Mapping[str, Any]], Content] | None] = {
             "train": train,
             "evaluate": evaluate,
@@ -124,8 +132,26 @@ class Trainer:
         """Do a task, and put the result under masks if there are any."""
         if isinstance(masking, Answered):
             return masking
-        content = self.do(task, rate)
+        content = self._statistics(task) if task.job.purpose == "statistics" else self.do(task, rate)
         return content if masking is None or isinstance(content, str) else masking.mask(content)
+
+    def _statistics(self, task: Task) -> Answered | Skip | str:
+        """Return the statistics of the data that a server asks for, or the reason why there are none."""
+        if self._columns is None:
+            return "this client has no function `columns`, so it gives no statistics of its data"
+        try:
+            vector, withheld = Query.of(task.config).measure(self._columns(dict(task.config)), self._min_count)
+        except Skip as skip:
+            return Skip(skip.reason)
+        except Exception as error:  # of the user's function: the server gets it as the reply
+            why = str(error) if isinstance(error, InvalidUpdate) else describe(error)
+            log.error("no statistics: %s", why, exc_info=not isinstance(error, InvalidUpdate))
+            return why
+        given = [name for name in task.config["columns"] if name not in withheld]
+        log.info("the server gets statistics of %s", ", ".join(given) or "no column")
+        for name, reason in withheld.items():
+            log.info("column %s is withheld: %s", name, reason)
+        return Answered({"vector": vector, "withheld": withheld})
 
     def do(self, task: Task, rate: float | None = None, what: str = "") -> Content | str:
         """Train or evaluate. Return the result, or the reason why there is none. `what`: for the log."""

@@ -77,7 +77,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.envelope"],
     ["fl.metrics"],
     ["fl.report", "fl.membership", "fl.status"],
-    ["fl.subtotal"],
+    ["fl.subtotal", "fl.column_statistics"],
     ["fl.messages"],
     ["fl.privacy*"],
     ["fl.secure*"],

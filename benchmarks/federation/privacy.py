@@ -1,8 +1,8 @@
 """How well digits are told apart with noise: python -m benchmarks.federation.privacy. Writes benchmarks-privacy.md.
 
 The same network, data and epsilon with fl, with Opacus, which protects examples where they are, and with Flower's
-wrapper for differential privacy. Needs the environment of Flower, with flwr[dp]; Opacus has one of its own
-(NETQ_BENCH_OPACUS: its interpreter; without it that row is left out).
+wrapper for differential privacy. Needs the environment of Flower; Opacus has one of its own (NETQ_BENCH_OPACUS: its
+interpreter; without it that row is left out).
 """
 
 from __future__ import annotations
@@ -138,12 +138,13 @@ def _masked(setting: Setting, epsilon: float, seed: int) -> float:
     """As `_fl`, with what clients send under masks, but for the masks. Their noise is that of the fewest honest."""
     privacy = _options(setting, epsilon, masks=True)
     model = dict(digits.initial(seed))
-    roster = Roster({str(each): bytes([each % 256, each // 256]) * 16 for each in range(setting.clients)})
+    prints = {str(each): bytes([each % 256, each // 256]) * 16 for each in range(setting.clients)}
+    roster = Roster(prints, prints)
     form = NoisedLayout(
         specs_of(model),
         Clipping(privacy.clip, privacy.noise_multiplier, False),
         setting.clients,
-        roster.least - roster.liars,
+        roster.least - roster.assumed_liars,
     )
     for _ in range(setting.rounds):
         total = Words.zeros(form.small, form.large)
@@ -158,6 +159,8 @@ def _flower(setting: Setting, epsilon: float, seed: int) -> float:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
+    from fl.flower._compat import identity
+
     multiplier = _options(setting, epsilon).noise_multiplier
     np.random.seed(seed)  # of its noise
     inner = FedAvg(min_train_nodes=setting.clients, min_available_nodes=setting.clients)
@@ -165,15 +168,16 @@ def _flower(setting: Setting, epsilon: float, seed: int) -> float:
     grid: Any = _Grid(setting.clients)
     arrays = ArrayRecord(numpy_ndarrays=list(digits.initial(seed).values()))
     names = list(digits.initial(seed))
-    for number in range(1, setting.rounds + 1):
-        replies = []
-        asked = strategy.configure_train(number, arrays, ConfigRecord(), grid)
-        for client, message in enumerate(sorted(asked, key=lambda each: each.metadata.dst_node_id)):
-            model = dict(zip(names, arrays.to_numpy_ndarrays(), strict=True))
-            found = ArrayRecord(numpy_ndarrays=list(_trained(model, client, setting).values()))
-            content = RecordDict({"arrays": found, "metrics": MetricRecord({"num-examples": 1})})
-            replies.append(Message(content, reply_to=message))
-        arrays, _ = strategy.aggregate_train(number, replies)
+    with identity(run=1):
+        for number in range(1, setting.rounds + 1):
+            replies = []
+            asked = strategy.configure_train(number, arrays, ConfigRecord(), grid)
+            for client, message in enumerate(sorted(asked, key=lambda each: each.metadata.dst_node_id)):
+                model = dict(zip(names, arrays.to_numpy_ndarrays(), strict=True))
+                found = ArrayRecord(numpy_ndarrays=list(_trained(model, client, setting).values()))
+                content = RecordDict({"arrays": found, "metrics": MetricRecord({"num-examples": 1})})
+                replies.append(Message(content, reply_to=message))
+            arrays, _ = strategy.aggregate_train(number, replies)
     final = dict(zip(names, arrays.to_numpy_ndarrays(), strict=True))
     return digits.measure(final, data.held_out())[0]
 

@@ -1949,7 +1949,7 @@ static void evaluate(const struct network *n, const struct examples *e, double *
 
 struct job {
     char run[24], round[24]; /* whole numbers of up to 64 bits, as they came */
-    const char *purpose; /* "train", "evaluate" or "secure" */
+    const char *purpose; /* "train", "evaluate", "statistics" or "secure" */
 };
 
 struct trainer {
@@ -1984,14 +1984,14 @@ static bool copy_number(const struct value *value, char to[24])
 
 static bool read_job(struct document *d, const struct value *list, struct job *job)
 {
-    static const char *const purposes[] = {"train", "evaluate", "secure"};
+    static const char *const purposes[] = {"train", "evaluate", "statistics", "secure"};
     const struct value *purpose = element(d, list, 2);
     job->purpose = NULL;
     for (size_t i = 0; i < sizeof purposes / sizeof *purposes; i++)
         if (purpose && list->count == 3 && equals(purpose, purposes[i]))
             job->purpose = purposes[i];
     if (!job->purpose || !copy_number(element(d, list, 0), job->run) || !copy_number(element(d, list, 1), job->round))
-        return mistake(d, "a job: expected two whole numbers, and train, evaluate or secure");
+        return mistake(d, "a job: expected two whole numbers, and train, evaluate, statistics or secure");
     return true;
 }
 
@@ -2116,8 +2116,12 @@ static bool do_task(struct trainer *t, struct document *d, const struct value *m
     free(t->kept); /* the round of an offered reply is over */
     t->kept = NULL;
     const struct value *secure = member(d, message, "secure");
-    if (secure && secure->count) {
+    if ((secure && secure->count) || !strcmp(t->job.purpose, "secure")) {
         refuse(t, "this client takes no part in secure aggregation");
+        return true;
+    }
+    if (!strcmp(t->job.purpose, "statistics")) {
+        refuse(t, "this client gives no statistics of its data");
         return true;
     }
     if (!read_network(d, member(d, message, "model"), &network)) {

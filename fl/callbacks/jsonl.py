@@ -68,7 +68,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, MaskedSum | PrivacySpent):
-        return asdict(value)
+        return {name: _plain(each) for name, each in asdict(value).items()}
     if isinstance(value, Sequence):
         return [str(peer) for peer in value]
     if isinstance(value, ClientFailure):

@@ -18,7 +18,7 @@ from typing import Any
 import fl
 from fl.callbacks.best import EarlyStopping, SaveBest
 from fl.callbacks.jsonl import Measure, name_of
-from fl.config import strategy
+from fl.config import statistics, strategy
 from fl.errors import InvalidUpdate
 from fl.page.server import check as check_page
 from fl.schedules import from_table
@@ -67,6 +67,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "strategy": None,  # the options of the class
     "secure": tuple(option.name for option in fields(fl.SecureAggregation)),
     "privacy": tuple(option.name for option in fields(fl.DifferentialPrivacy)),
+    "statistics": ("columns", "min_count"),
     **CONNECTION,
     "callbacks": tuple(option.name for option in fields(CallbackOptions)),
     "page": ("password_file", "key", "certificate", "authority"),
@@ -91,6 +92,7 @@ class Config:
     stop_early: Mapping[str, Any] = field(default_factory=dict)  # arguments of fl.EarlyStopping; empty: none
     strategy: fl.Strategy = field(default_factory=fl.FedAvg)
     callbacks: CallbackOptions = field(default_factory=CallbackOptions)
+    statistics: Mapping[str, Any] = field(default_factory=dict)  # arguments of Server.statistics_of; empty: none
 
     @classmethod
     def load(cls, path: str | Path) -> Config:
@@ -117,6 +119,7 @@ class Config:
             stop_early=_stop_early(file),
             strategy=strategy.strategy(file),
             callbacks=callbacks(file),
+            statistics=statistics.statistics(file),
         )
 
     def server(self, callbacks: Iterable[fl.Callback] = ()) -> fl.Server:

@@ -1,6 +1,6 @@
 """What a model that was trained with noise says of one device at most: epsilon, at a delta.
 
-A ledger has the noise of each round whose model has left. Rounds in which all devices may take part are composed
+A ledger has the noise of each round whose model may have left. Rounds in which all devices may take part are composed
 exactly; with noise from whole numbers by a bound that is a few hundredths higher. Rounds for which devices are drawn at
 random need the package dp-accounting. Pure.
 
@@ -14,9 +14,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
+from fl.privacy.noise import DISCRETE_TAIL, NORMAL_TAIL
 from netq.errors import InvalidOption
 from netq.validate import is_number, is_whole
 
+EMPTY = 1e-9  # of delta: the probability of a round for which no device is drawn, at most
+_LOST = 1e-6  # of delta: the probability of outputs that only a device can lead to, as random numbers have an end
 _HALVINGS = 100  # of an interval: more than a float has bits
 _LOG_LEAST = -700.0  # below it exp() is nearly 0: the tail of the normal distribution is approximated
 _INTERVAL = 1e-4  # of privacy losses, as dp-accounting's default
@@ -34,9 +37,15 @@ class Noise(NamedTuple):
     sampling: float = 1.0
     is_discrete: bool = False
 
+    @property
+    def lost(self) -> float:
+        """The probability of an output that is impossible without a device, with which nothing can be hidden."""
+        tail = DISCRETE_TAIL if self.is_discrete else NORMAL_TAIL
+        return math.exp(_log_below(1 / self.multiplier - tail))
+
 
 class Ledger:
-    """The noise of the rounds whose models have left, and how many rounds had it."""
+    """The noise of the rounds whose models may have left, and how many rounds had it."""
 
     def __init__(self, rounds: Sequence[tuple[Noise, int]] = ()) -> None:
         self._rounds = list(rounds)
@@ -52,14 +61,21 @@ class Ledger:
         return self
 
     def epsilon(self, delta: float) -> float:
-        """Return the smallest epsilon that is known to hold at a delta. 0 without a round."""
-        rho = sum(count / (2 * noise.multiplier**2) for noise, count in self._rounds)
-        if not self._rounds:
+        """Return the smallest epsilon that is known to hold at a delta. 0 without a round; infinite if none holds."""
+        rounds = self._rounds
+        delta *= 1 - EMPTY * sum(count for noise, count in rounds if noise.sampling < 1)
+        if sum(count * noise.lost for noise, count in rounds) > _LOST * delta:
+            return math.inf
+        if not rounds:
             return 0.0
-        if any(noise.sampling < 1 for noise, _ in self._rounds):
-            return _of_drawn(tuple(self._rounds), delta)
-        is_discrete = any(noise.is_discrete for noise, _ in self._rounds)
-        return of_concentrated(rho, delta) if is_discrete else of_gaussian(1 / math.sqrt(2 * rho), delta)
+        rho = sum(count / (2 * noise.multiplier**2) for noise, count in rounds)
+        discrete = sum(count / (2 * noise.multiplier**2) for noise, count in rounds if noise.is_discrete)
+        if all(noise.sampling == 1 for noise, _ in rounds):
+            return of_concentrated(rho, delta) if discrete else of_gaussian(1 / math.sqrt(2 * rho), delta)
+        drawn = tuple(each for each in rounds if not each[0].is_discrete)
+        if not discrete:
+            return _of_drawn(drawn, delta)
+        return of_concentrated(discrete, delta / 2) + _of_drawn(drawn, delta / 2)
 
     def epsilon_with(self, noise: Noise, delta: float) -> float:
         """Return the epsilon after one more round."""
@@ -74,7 +90,7 @@ class Ledger:
         """Return a ledger from its plain values. Raises ValueError for others."""
         rounds = [(Noise(*each[:3]), each[3]) for each in state]
         for noise, count in rounds:
-            right = is_number(noise.multiplier, 1e-6) and is_number(noise.sampling, 0, 1) and noise.sampling > 0
+            right = is_number(noise.multiplier, 1e-6, 1e9) and is_number(noise.sampling, 0, 1) and noise.sampling > 0
             if not (right and type(noise.is_discrete) is bool and is_whole(count, 1)):
                 raise ValueError(f"{noise}, {count}: no rounds with noise")
         return cls(rounds)
@@ -116,7 +132,8 @@ def of_concentrated(rho: float, delta: float) -> float:
 def _of_drawn(rounds: tuple[tuple[Noise, int], ...], delta: float) -> float:
     """Return the epsilon of rounds for which devices were drawn, each by itself."""
     dp_accounting = library()
-    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=_INTERVAL)
+    interval = _INTERVAL * max([1.0, *(noise.multiplier**-2 for noise, _ in rounds)])  # losses are so much larger
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=interval)
     for noise, count in rounds:
         event = dp_accounting.GaussianDpEvent(noise.multiplier)
         if noise.sampling < 1:

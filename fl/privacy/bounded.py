@@ -26,6 +26,7 @@ from fl.tensors.blocks import Scratch, pairs_of_blocks, restore, source_of, sour
 from fl.tensors.spec import Model, Spec
 from netq.validate import is_number
 
+CLIPS = (1e-100, 1e100)  # the squares of smaller changes are 0 as floats: such a change would have no norm
 _FINE = 2**9  # steps, in multiples of the square root of the number of elements: rounding is 2**-10 of the clip
 _COARSE = 2  # the same, at least: it is a quarter
 _MOST = 2**31 - 1  # what a sum may come to
@@ -47,9 +48,8 @@ class Clipping:
     follows: bool
 
     def __post_init__(self) -> None:
-        for name, least in (("clip", 1e-300), ("multiplier", 1e-6)):
-            value = getattr(self, name)
-            expect(is_number(value, least, 1e300), name, value, "a number above 0")
+        expect(is_number(self.clip, *CLIPS), "clip", self.clip, "a number from {:g} to {:g}".format(*CLIPS))
+        expect(is_number(self.multiplier, 1e-6, 1e9), "multiplier", self.multiplier, "a number from 1e-6 to 1e9")
         expect(type(self.follows) is bool, "follows", self.follows, "True or False")
 
 
@@ -81,6 +81,7 @@ class Bounded:
                 "their sum would have too few steps"
             )
         self._scale = steps - root / 2
+        self._unit = clipping.clip / self._scale if elements else 0.0  # of a whole number
         self.deviation = multiplier * steps
         self._within = math.floor(self.deviation / (2 * counted)) if clipping.follows else 0
         self.size = elements + clipping.follows
@@ -114,7 +115,7 @@ class Bounded:
 
     def moved(self, start: Model, total: NDArray[Any]) -> dict[str, Any]:
         """Return a model, moved by a sum of changes divided by the number of clients."""
-        scratch, factor, place = Scratch(), self._clip / self._scale / self._clients, 0
+        scratch, factor, place = Scratch(), self._unit / self._clients, 0
         model = dict[str, Any]()
         for name, spec in self._specs.items():
             values = np.empty(spec.size, spec.accumulator)

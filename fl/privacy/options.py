@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fl.privacy.accountant import Ledger, Noise
+from fl.privacy.bounded import CLIPS
+from netq.errors import InvalidOption
 from netq.validate import expect, is_number, whole
 
 _LEAST, _MOST = 1e-3, 1e6  # noise multipliers
+_ABOVE_0, _BELOW_1 = 1e-300, 1 - 1e-9
 _CLOSE = 1.001  # by how much a multiplier that was looked for is too large at most
 
 
@@ -41,31 +44,17 @@ class DifferentialPrivacy:
     sampling: float = 1.0
 
     def __post_init__(self) -> None:
-        most, epsilon, quantile = self.max_epsilon, "a number above 0, as in 8.0", self.quantile
-        for name, value, right, form in (
-            ("clip", self.clip, _is_above_0(self.clip), "a number above 0, as in 1.0: 0 would leave noise only"),
-            (
-                "noise_multiplier",
-                self.noise_multiplier,
-                _is_above_0(self.noise_multiplier) and _LEAST <= self.noise_multiplier <= _MOST,
-                "a number from 0.001 to 1e6, as in 1.0: without noise nothing is protected",
-            ),
-            ("delta", self.delta, _is_above_0(self.delta) and self.delta < 1, "a number between 0 and 1, as in 1e-5"),
-            ("max_epsilon", most, most is None or _is_above_0(most), epsilon),
-            (
-                "quantile",
-                quantile,
-                quantile is None or (_is_above_0(quantile) and quantile < 1),
-                "a number between 0 and 1, as in 0.5",
-            ),
-            (
-                "sampling",
-                self.sampling,
-                _is_above_0(self.sampling) and self.sampling <= 1,
-                "a number above 0, and 1 at most",
-            ),
+        for name, low, high, form in (
+            ("clip", *CLIPS, "a number from {:g} to {:g}, as in 1.0: 0 would leave noise only".format(*CLIPS)),
+            ("noise_multiplier", _LEAST, _MOST, "a number from 0.001 to 1e6, as in 1.0: noise is what protects"),
+            ("delta", _ABOVE_0, _BELOW_1, "a number between 0 and 1, as in 1e-5"),
+            ("max_epsilon", _ABOVE_0, 1e300, "a number above 0, as in 8.0"),
+            ("quantile", _ABOVE_0, _BELOW_1, "a number between 0 and 1, as in 0.5"),
+            ("sampling", _ABOVE_0, 1.0, "a number above 0, and 1 at most"),
         ):
-            expect(right, f"DifferentialPrivacy.{name}", value, form)
+            value = getattr(self, name)
+            is_left_out = value is None and name in ("max_epsilon", "quantile")
+            expect(is_left_out or is_number(value, low, high), f"DifferentialPrivacy.{name}", value, form)
 
     @classmethod
     def for_rounds(
@@ -74,16 +63,37 @@ class DifferentialPrivacy:
         """Return options with the least noise for which so many rounds stay within an epsilon, which is max_epsilon.
 
         masks: whether the clients add the noise, under secure aggregation. others: further options.
+
+        Raises InvalidOption if no noise is enough.
         """
         whole("DifferentialPrivacy.for_rounds: rounds", rounds, 1)
-        low, high = _LEAST, _MOST
-        found = cls(clip, high, delta, epsilon, **others)
-        while high / low > _CLOSE:
-            middle = math.sqrt(low * high)
-            is_enough = Ledger([(Noise(middle, found.sampling, masks), rounds)]).epsilon(0.999 * delta) <= epsilon
-            low, high = (low, middle) if is_enough else (middle, high)
+        expect(
+            is_number(epsilon, _ABOVE_0, 1e300),
+            "DifferentialPrivacy.for_rounds: epsilon",
+            epsilon,
+            "a number above 0, as in 8.0",
+        )
+        sampling = cls(clip, _MOST, delta, epsilon, **others).sampling
+        high = _least_multiplier(rounds, epsilon, delta, Noise(_MOST, 1.0, masks), _LEAST)
+        if sampling < 1:  # which needs less noise
+            most = Noise(min(1.05 * high, _MOST), sampling)  # 1.05: the library rounds losses up
+            high = _least_multiplier(rounds, epsilon, delta, most, high * sampling / 4)
         return cls(clip, high, delta, epsilon, **others)
 
 
-def _is_above_0(value: object) -> bool:
-    return is_number(value, 0) and 0 < value < math.inf
+def _least_multiplier(rounds: int, epsilon: float, delta: float, most: Noise, low: float) -> float:
+    """Return the least noise of these rounds, between `low` and `most`. Raises InvalidOption."""
+
+    def is_enough(multiplier: float) -> bool:
+        return Ledger([(most._replace(multiplier=multiplier), rounds)]).epsilon(delta) <= epsilon
+
+    high = most.multiplier
+    if not is_enough(high):
+        raise InvalidOption(
+            f"DifferentialPrivacy.for_rounds: epsilon: {epsilon}; no noise_multiplier up to {high:g} keeps {rounds} "
+            "rounds within it; expected fewer rounds, or more"
+        )
+    while high / low > _CLOSE:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl.errors import CheckpointError, PrivacyBudgetSpent
-from fl.privacy.accountant import Ledger, Noise, library
-from fl.privacy.bounded import Bounded, Clipping
+from fl.privacy.accountant import EMPTY, Ledger, Noise, library
+from fl.privacy.bounded import CLIPS, Bounded, Clipping
 from fl.privacy.noise import normal
 from fl.privacy.options import DifferentialPrivacy
 from fl.report import PrivacySpent
@@ -38,7 +38,7 @@ log = logging.getLogger("netq.fl")
 T = TypeVar("T")
 
 _RATE = 0.2  # by which the clip follows the norms, per round: exp(-rate * (the part within it - quantile))
-_EMPTY = 1e-6  # of delta: the probability of a round for which no client is drawn, at most
+_RANGE = 1e6  # the clip stays within so many times the first one, and its inverse
 
 
 class Privacy:
@@ -73,6 +73,11 @@ class Privacy:
             )
 
     @property
+    def charged(self) -> int:
+        """Rounds that are in the ledger, and attempts of rounds."""
+        return len(self._ledger)
+
+    @property
     def is_drawn(self) -> bool:
         """Whether the clients of a round are drawn at random."""
         return self._options.sampling < 1
@@ -81,14 +86,14 @@ class Privacy:
     def is_spent(self) -> bool:
         """Whether one more round would exceed the largest epsilon."""
         most = self._options.max_epsilon
-        return most is not None and self._ledger.epsilon_with(self._noise, self._delta(1)) > most
+        return most is not None and self._ledger.epsilon_with(self._noise, self._options.delta) > most
 
     @property
     def spent(self) -> PrivacySpent:
         """What the models have said until now."""
         options = self._options
         return PrivacySpent(
-            epsilon=self._ledger.epsilon(self._delta(0)),
+            epsilon=self._ledger.epsilon(options.delta),
             delta=options.delta,
             rounds=len(self._ledger),
             noise_multiplier=options.noise_multiplier,
@@ -96,11 +101,6 @@ class Privacy:
             clip=self.clipping.clip,
             trusts_server=not self.at_clients,
         )
-
-    def _delta(self, more: int) -> float:
-        """Return the delta for the noise: the other part is that a round may have no client."""
-        of_draws = _EMPTY * (len(self._ledger) + more) if self._options.sampling < 1 else 0.0
-        return self._options.delta * max(1e-3, 1 - of_draws)
 
     def drawn(self, clients: Sequence[T]) -> list[T]:
         """Begin an attempt of a round. Return which of the clients are asked. Raises PrivacyBudgetSpent."""
@@ -115,8 +115,8 @@ class Privacy:
         self._clients = max(1.0, chance * len(clients))
         if chance == 1:
             return list(clients)
-        if len(clients) * math.log1p(-chance) > math.log(_EMPTY * self._options.delta):
-            least = math.ceil(math.log(_EMPTY * self._options.delta) / math.log1p(-chance))
+        least = math.ceil(math.log(EMPTY * self._options.delta) / math.log1p(-chance))
+        if len(clients) < least:
             text = "%d clients are too few to draw %g of them: that none is drawn must be unlikely; %d are enough"
             log.warning(text, len(clients), chance, least)
             return []
@@ -152,7 +152,7 @@ class Privacy:
         return bounded.moved(start, total)
 
     def charge(self) -> None:
-        """Note a round whose sum is known: call it before the model leaves."""
+        """Note a round: call it before its noise is drawn, or its sum is opened. A void attempt says something, too."""
         self._ledger.add(self._noise)
 
     def follow(self) -> None:
@@ -160,7 +160,10 @@ class Privacy:
         if self.within is not None and self._options.quantile is not None:
             part = min(1.0, max(0.0, self.within))
             clip = self.clipping.clip * math.exp(-_RATE * (part - self._options.quantile))
-            self.clipping = replace(self.clipping, clip=clip)
+            first = self._options.clip
+            self.clipping = replace(
+                self.clipping, clip=min(max(clip, first / _RANGE, CLIPS[0]), first * _RANGE, CLIPS[1])
+            )
 
     def abandon(self) -> None:
         """Discard the changes of this round."""
@@ -177,7 +180,7 @@ class Privacy:
         """
         try:
             self._ledger, clip = Ledger.restored(state["ledger"]), state["clip"]
-            if not is_number(clip, 1e-300, 1e300):
+            if not is_number(clip, *CLIPS):
                 raise ValueError(f"clip: {clip!r}; expected a number above 0")
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise CheckpointError(f"what the models have said cannot be restored: {describe(error)}") from error

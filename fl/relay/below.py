@@ -98,6 +98,8 @@ class Below(Server):
         is_over: whether the parent waits for it no longer.
         """
         self._is_over = is_over
+        if task.secure:
+            raise InvalidUpdate("a relay takes no part in secure aggregation: connect its clients to the server itself")
         model = loaded(task.model)
         self.check(tensors_of(model), task.roles)
         federation = self._federation

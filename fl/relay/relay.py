@@ -262,6 +262,8 @@ class Relay:
     def _answer(self, queue: netq.Communicator, below: Below, envelope: Envelope, begin: float) -> Finished | str:
         """Have the clients do a task. Return the sum as bytes, or the reason why there is none."""
         try:
+            if envelope.job.purpose == "statistics":
+                return "a relay gives no statistics of its clients' data; connect them to the server itself"
             task = build(PASSED.load(envelope.stream))
             assert isinstance(task, Task)
             self._check(task.folding)

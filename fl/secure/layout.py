@@ -25,7 +25,8 @@ from fl.aggregation import integers
 from fl.errors import InvalidUpdate
 from fl.secure.words import Words
 from fl.tensors.blocks import Scratch, Source, pairs_of_blocks, restore, source_of, sources
-from fl.tensors.spec import Model, Spec
+from fl.tensors.roles import SENT, Roles, of_role
+from fl.tensors.spec import Model, Spec, specs_of
 
 LARGEST = 2**53  # of the sum of all weights
 _METRIC = 2.0**20  # the largest value of a metric
@@ -79,6 +80,10 @@ class Layout:
         """Bytes of a vector."""
         return 4 * self.small + 8 * self.large
 
+    def steps_of(self, weight: float) -> float:
+        """Return how many steps the change of an element has, on each side of 0, at a client of this weight."""
+        return self._steps * weight / self._most
+
     def encode(self, start: Model, trained: Model, num_examples: int, metrics: Mapping[str, Any]) -> Words:
         """Return an update as a vector. Raises InvalidUpdate for a model of another form, or that is not finite."""
         weight = min(num_examples, self._most)
@@ -97,7 +102,8 @@ class Layout:
         place, bound = 0, (2**63 - 1) // (self._clients * self._most)
         for name in self._wholes:
             whole, wide = _change(found[name], source_of(name, start[name]))
-            beyond = np.abs(wide) > bound
+            # As whole numbers: `bound` as a float is larger. Where `wide` is, they have wrapped around.
+            beyond = (np.abs(wide) >= 2.0**63) | (whole > bound) | (whole < -bound)
             clipped += int(np.count_nonzero(beyond))
             whole = np.where(beyond, np.where(wide > 0, bound, -bound), whole)
             words.large[place : place + whole.size] = (whole * weight).view(np.uint64)
@@ -136,6 +142,11 @@ class Layout:
             if of > 0:
                 shown[name] = value / self._fraction * (self._most / of)
         return Summed(model, weight, clipped / max(1, self.elements * self._clients), shown)
+
+
+def vector_bytes(model: Model, roles: Roles, metrics: Sequence[str]) -> int:
+    """Return how many bytes a vector of this model has at most, with noise in the sum or without."""
+    return Layout(specs_of(of_role(model, roles, *SENT)), {}, metrics, 1, 1).nbytes
 
 
 def checked_sum(words: Words, place: int) -> int:

@@ -54,6 +54,11 @@ class Masker:
         if self._client is None:
             raise InvalidUpdate("the client has no id yet")
         sign, prove = certified(self._options)
+        if prove is None and self._policy.certificates:
+            raise InvalidUpdate(
+                "this client takes part with certificates only, and has none that prove the others' keys; expected "
+                "key, certificate and authority in its SecurityOptions or SealOptions"
+            )
         if prove is None:
             text = "secure aggregation without certificates: the server could give clients keys of its own; "
             log.warning(text + "certificates of clients exclude that")

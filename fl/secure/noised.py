@@ -5,7 +5,7 @@ those of clients in league with the server count for nothing, since it knows the
 
 Source: Kairouz, Liu and Steinke, 2021, "The distributed discrete Gaussian mechanism for federated learning with secure
 aggregation" (arXiv 2102.06387), theorem 1. Its term for the sum of discrete distributions not being of one is below
-1e-300 for the deviations here; nothing is rotated, since 32 bits have room.
+1e-270 for the deviations here; nothing is rotated, since 32 bits have room.
 """
 
 from __future__ import annotations

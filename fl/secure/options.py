@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fl.errors import InvalidUpdate
 from netq.validate import expect, flag, is_number, is_whole
 
+MAX_METRICS = 100  # names
+
 
 @dataclass(frozen=True)
 class SecureAggregation:
@@ -18,8 +20,8 @@ class SecureAggregation:
                   (docs/explanation/secure-aggregation.md has the table). False: such a round is void, and repeated; for
                   three or four sites.
     min_clients:  of how many clients a sum is opened at least; the server's `min_clients` if that is more.
-    metrics:      names of metrics of which the mean by weight is learnt, as in ("loss",). Values up to 2**20. No other
-                  metric leaves a client.
+    metrics:      names of metrics of which the mean by weight is learnt, as in ("loss",), 100 at most. Values up to
+                  2**20. No other metric leaves a client. One that a single client has is learnt as it is.
     clip:         the largest change of an element, in multiples of the largest element of its tensor, or of 1/16 if
                   that is smaller; of a statistic 64 times as much. What is larger is cut off, and counted
                   (`MaskedSum.clipped`).
@@ -40,8 +42,10 @@ class SecureAggregation:
             ("step", self.step, is_number(self.step, 1e-3) and math.isfinite(self.step), "seconds, as in 30.0"),
         ):
             expect(right, f"SecureAggregation.{name}", value, form)
-        right = isinstance(self.metrics, list | tuple) and all(isinstance(each, str) for each in self.metrics)
-        expect(right, "SecureAggregation.metrics", self.metrics, 'names, as in ("loss", "accuracy")')
+        right = isinstance(self.metrics, list | tuple) and len(self.metrics) <= MAX_METRICS
+        right = right and all(isinstance(each, str) for each in self.metrics)
+        form = f'{MAX_METRICS} names at most, as in ("loss", "accuracy")'
+        expect(right, "SecureAggregation.metrics", self.metrics, form)
         object.__setattr__(self, "metrics", tuple(self.metrics))
 
 
@@ -54,14 +58,18 @@ class SecurePolicy:
                  is hidden among the others.
     noise_multiplier: the least noise that the clients add to a sum (fl.DifferentialPrivacy). Above 0, `required` is
                  True. 0: a sum may have none.
+    certificates: whether it takes part only where certificates prove the keys of the others: without, a server could
+                 give it keys of its own. Its options need key, certificate and authority then, and `required` is True.
     """
 
     required: bool = False
     min_clients: int = 3
     noise_multiplier: float = 0.0
+    certificates: bool = False
 
     def __post_init__(self) -> None:
         flag("SecurePolicy.required", self.required)
+        flag("SecurePolicy.certificates", self.certificates)
         right = is_whole(self.min_clients, 2)
         expect(right, "SecurePolicy.min_clients", self.min_clients, "a whole number, 2 or more")
         right = is_number(self.noise_multiplier, 0, 1e6)
@@ -69,5 +77,5 @@ class SecurePolicy:
 
     def check_unmasked(self) -> None:
         """Raise InvalidUpdate if this client sends nothing without masks."""
-        if self.required or self.noise_multiplier > 0:
+        if self.required or self.certificates or self.noise_multiplier > 0:
             raise InvalidUpdate("this client answers under secure aggregation only, and the server does not use it")

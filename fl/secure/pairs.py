@@ -24,6 +24,7 @@ from netq.errors import SecurityError
 KEY = 1216  # bytes of a public key: ML-KEM-768 and X25519
 BOX = 1168  # of a sealed secret
 TAG = 16
+NONCE = 32  # of a nonce, and of the commitment to it
 _SECRET = 32
 _AHEAD = 2**20  # steps of all pairs, at most, over rounds in which a client was not asked: some 8 s
 _LARGEST, _CHAIN = 2**14, 8  # bytes of a certificate, and certificates of a client
@@ -32,24 +33,28 @@ _LARGEST, _CHAIN = 2**14, 8  # bytes of a certificate, and certificates of a cli
 class Entry(NamedTuple):
     """The key of a client, and the proof that it is the client's.
 
-    chain:     of its certificate, in DER; none: the client has none.
-    signature: by the certificate's key, over `Entry.signed`.
+    commitment: to its nonce, which it reveals when it has those of all (`commitment`).
+    chain:      of its certificate, in DER; none: the client has none.
+    signature:  by the certificate's key, over `Entry.signed`.
     """
 
     client: str
     key: bytes
+    commitment: bytes
     chain: Sequence[bytes] = ()
     signature: bytes = b""
 
     def signed(self, session: str) -> bytes:
         """Return what the client signs."""
-        return b"\0".join((b"netq secure key", session.encode(), self.client.encode(), self.key))
+        return b"\0".join((b"netq secure key", session.encode(), self.client.encode(), self.commitment + self.key))
 
     def check(self, *, tries: bool) -> None:
         """Raise InvalidUpdate for values of other types or sizes; with `tries` also for a key that cannot be used."""
         parts = [self.key, self.signature, *self.chain]
         if not all(type(each) is bytes and len(each) <= _LARGEST for each in parts) or len(self.chain) > _CHAIN:
             raise InvalidUpdate(f"a key, a chain or a signature is not bytes, {_LARGEST} of each part at most")
+        if type(self.commitment) is not bytes or len(self.commitment) != NONCE:
+            raise InvalidUpdate(f"a commitment is not {NONCE} bytes")
         if tries:  # as its peers will: some keys fail only then
             Sealing("", "").boxes([self], b"")
 
@@ -75,7 +80,7 @@ class Sealing:
         self._info = b""
 
     def boxes(self, others: Iterable[Entry], roster: bytes) -> list[bytes]:
-        """Return a sealed secret for each of the others. roster: the hash of all keys of the session.
+        """Return a sealed secret for each of the others. roster: the hash of all keys and nonces of the session.
 
         Raises InvalidUpdate for a key that cannot be used.
         """
@@ -134,6 +139,11 @@ class Ratchet:
         return found
 
 
+def commitment(session: str, client: str, nonce: bytes) -> bytes:
+    """Return what binds a client to a nonce before it reveals it. Another client cannot use it as its own."""
+    return hashlib.sha256(b"\0".join((b"netq secure nonce", session.encode(), client.encode(), nonce))).digest()
+
+
 def derive(key: bytes, *info: bytes) -> bytes:
     """Return another key of 32 bytes (HKDF with SHA-256, RFC 5869; no salt)."""
     extracted = hmac.digest(bytes(32), key, "sha256")
@@ -172,7 +182,7 @@ def check_available() -> None:
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
-        Sealing("", "").boxes([Entry("", Sealing("", "").key)], b"")
+        Sealing("", "").boxes([Entry("", Sealing("", "").key, bytes(NONCE))], b"")
     except (ImportError, UnsupportedAlgorithm) as error:
         raise SecurityError(
             f"secure aggregation needs ML-KEM-768, which this installation of cryptography does not have ({error}); "

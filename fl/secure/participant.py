@@ -4,9 +4,9 @@ Used by a client in its thread. Answers what the server asks (fl/server/masked.p
 secret lives in memory, for one session: a client that is started again has another one. So it never sends two vectors
 under the same masks, whatever is restored on its disk.
 
-    set-up    keys ► boxes ► tags ► check    once for the clients of a session
-    round     the task, with its terms       one vector a client
-    opening   agree ► open                   by the committee; clients that are lost need not come back
+    set-up    keys ► nonces ► boxes ► tags ► check    once for the clients of a session
+    round     the task, with its terms                one vector a client
+    opening   agree ► open                            by the committee; clients that are lost need not come back
 """
 
 from __future__ import annotations
@@ -14,22 +14,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from fl.checks import expect
+from fl.column_statistics import Query
 from fl.compression.packed import Packed
 from fl.errors import InvalidUpdate
-from fl.messages import Content, Masked, Skip, Task, Update
+from fl.messages import Answered, Content, Masked, Skip, Task, Update
 from fl.secure import packets
 from fl.secure.certified import Prove, Sign
+from fl.secure.counts import Counts
 from fl.secure.layout import Layout
 from fl.secure.noised import NoisedLayout
-from fl.secure.pairs import BOX, TAG, Entry, Ratchet, Sealing, derive, tag
+from fl.secure.pairs import BOX, NONCE, TAG, Entry, Ratchet, Sealing, commitment, derive, tag
 from fl.secure.roster import Roster
 from fl.secure.terms import Terms, digest
+from fl.secure.words import Words
 from fl.tensors.model import copied
 from fl.tensors.roles import SENT, of_role
-from fl.tensors.spec import Spec, specs_of
+from fl.tensors.spec import Model, specs_of
 from netq.errors import SecurityError
 from netq.text import describe
 from netq.utils.secret import is_same_secret
@@ -65,7 +69,8 @@ class Participant:
         """Answer one step of a set-up, or of an opening. Raises InvalidUpdate, SecurityError."""
         steps: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "keys": self._begin,
-            "boxes": lambda asked: self._set_up_at("boxes").seal(asked, self._prove, self._least),
+            "nonces": lambda asked: self._set_up_at("nonces").reveal(asked, self._least),
+            "boxes": lambda asked: self._set_up_at("boxes").seal(asked, self._prove),
             "tags": lambda asked: self._set_up_at("tags").open(asked),
             "check": self._check,
             "agree": lambda asked: self._in_opening(asked).agree(asked),
@@ -115,8 +120,13 @@ class Participant:
     def _begin(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         self._session, self._ready, self._opening = str(asked["session"]), None, None
         self._set_up = _SetUp(Sealing(self._session, self._client))
-        entry = self._sign(Entry(self._client, self._set_up.sealing.key), self._session)
-        return {"key": entry.key, "chain": list(entry.chain), "signature": entry.signature}
+        entry = self._sign(self._set_up.entry, self._session)
+        return {
+            "key": entry.key,
+            "commitment": entry.commitment,
+            "chain": list(entry.chain),
+            "signature": entry.signature,
+        }
 
     def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         set_up = self._set_up_at("check")
@@ -146,7 +156,7 @@ class Participant:
 class _SetUp:
     """The set-up of a session.
 
-    next:   the step that it waits for. roster: from the first step on.
+    next:   the step that it waits for. entry: this client's own. roster: from the step "boxes" on.
     keys:   of the pairs, before they are checked.
     """
 
@@ -154,24 +164,45 @@ class _SetUp:
 
     def __init__(self, sealing: Sealing) -> None:
         self.sealing = sealing
-        self.next = "boxes"
+        self.next = "nonces"
         self.keys: dict[str, bytes] = {}
+        self._nonce = os.urandom(NONCE)
+        bound = commitment(sealing.session, sealing.client, self._nonce)
+        self.entry = Entry(sealing.client, sealing.key, bound)
+        self._fingerprints: dict[str, bytes] = {}
+        self._commitments: dict[str, bytes] = {}  # of all, before it has revealed its nonce
 
-    def seal(self, asked: Mapping[str, Any], prove: Prove | None, least: int) -> dict[str, Any]:
-        """Return a sealed secret for each peer."""
-        clients, prints = list(asked["clients"]), asked["fingerprints"]
-        if len(set(clients)) < max(least, len(clients)) or len(prints) != 32 * len(clients):
+    def reveal(self, asked: Mapping[str, Any], least: int) -> dict[str, Any]:
+        """Return this client's nonce, once the keys and the nonces of all clients are bound."""
+        clients = list(asked["clients"])
+        if len(set(clients)) < max(least, len(clients)):
             raise InvalidUpdate(
                 f"a session of {len(set(clients))} clients; this client wants {least} at least, each once"
             )
-        fingerprints = {each: prints[32 * at : 32 * at + 32] for at, each in enumerate(clients)}
-        self.roster = roster = Roster(fingerprints)
+        self._fingerprints = _each(clients, asked["fingerprints"], "fingerprints")
+        self._commitments = _each(clients, asked["commitments"], "commitments")
+        own, client = self.entry, self.entry.client
+        if (self._fingerprints.get(client), self._commitments.get(client)) != (own.fingerprint, own.commitment):
+            raise InvalidUpdate(
+                "the session's list has another key or commitment of this client than those that it has made"
+            )
+        self.next = "boxes"
+        return {"nonce": self._nonce}
+
+    def seal(self, asked: Mapping[str, Any], prove: Prove | None) -> dict[str, Any]:
+        """Return a sealed secret for each peer."""
+        nonces = _each(list(self._fingerprints), asked["nonces"], "nonces")
+        for client, nonce in nonces.items():
+            if commitment(self.sealing.session, client, nonce) != self._commitments[client]:
+                raise InvalidUpdate(f"the nonce of client {client} is not the one that it has committed to")
+        self.roster = roster = Roster(self._fingerprints, nonces)
         entries, boxes, refused = [Entry(*each) for each in asked["others"]], list[bytes](), list[str]()
         if [each.client for each in entries] != roster.peers(self.sealing.client):
             raise InvalidUpdate("the keys that came are not those of this client's peers, in the session's order")
         for entry in entries:
-            if entry.fingerprint != fingerprints[entry.client]:
-                raise InvalidUpdate(f"the key of client {entry.client} is not the one in the session's list")
+            listed = self._fingerprints[entry.client], self._commitments[entry.client]
+            if (entry.fingerprint, entry.commitment) != listed:
+                raise InvalidUpdate(f"the key or commitment of client {entry.client} is not that of the session's list")
             try:
                 entry.check(tries=False)
                 if prove is not None:
@@ -192,8 +223,13 @@ class _SetUp:
         return {"refused": refused, "tags": b"".join(self._tag(key, self.sealing.client) for key in self.keys.values())}
 
     def check(self, asked: Mapping[str, Any]) -> list[str]:
-        """Return the peers that have another key of the pair."""
+        """Return the peers that have another key of the pair. Raises InvalidUpdate if it has refused some."""
         tags = self._by_peer(asked["tags"], TAG)
+        if missing := [each for each in tags if each not in self.keys]:
+            raise InvalidUpdate(
+                f"this client has refused {len(missing)} of its {len(tags)} peers, as {missing[0]}; expected a set-up "
+                "without them"
+            )
         return [each for each, key in self.keys.items() if not is_same_secret(self._tag(key, each), tags[each])]
 
     def _tag(self, key: bytes, client: str) -> bytes:
@@ -284,22 +320,19 @@ class Masking:
             for each in roster.committee
             if terms.recovers
         }
-        sent = of_role(task.model, task.roles, *SENT) if task.job.purpose == "train" else {}
-        self._start = copied(sent)
-        self._layout = layout_of(terms, specs_of(sent), roster)
+        self._start = copied(sent_of(task))
+        self._layout = layout_of(terms, task, roster)
 
-    def mask(self, content: Content) -> Masked | Skip:
-        """Return what is sent of an update, or of a report; a Skip stays one. Call it once. Raises InvalidUpdate."""
+    def mask(self, content: Content | Answered) -> Masked | Skip:
+        """Return what is sent of an update, a report or statistics; a Skip stays one. Call it once.
+
+        Raises InvalidUpdate.
+        """
         if isinstance(content, Skip):
             return content
         if not self._masks:
             raise InvalidUpdate("there are no masks (any more): a vector is made once")
-        model = content.model if isinstance(content, Update) else {}
-        if isinstance(content, Update) and content.extra:
-            raise InvalidUpdate(f"extra: {', '.join(content.extra)}; expected none: masks cover the model only")
-        if any(isinstance(each, Packed) for each in model.values()):
-            raise InvalidUpdate("this client has a compression of its own, and a vector under masks cannot be packed")
-        words = self._layout.encode(self._start, model, content.num_examples, content.metrics)
+        words = self._words(content)
         plus = [key for each, key in self._masks.items() if self._is_first[each]]
         minus = [key for each, key in self._masks.items() if not self._is_first[each]]
         dealt = packets.Dealt(b"", b"", b"")
@@ -310,7 +343,19 @@ class Masking:
             dealt = packets.deal(secrets, self._packets, self._threshold, self._terms.hash)
         self._masks = self._packets = {}
         words.mask(plus, minus)
-        return Masked(self._terms.number, words.memory, *dealt)
+        return Masked(self._terms.session, self._terms.number, words.memory, *dealt)
+
+    def _words(self, content: Content | Answered) -> Words:
+        if isinstance(self._layout, Counts):
+            return self._layout.encode(content.values.get("vector") if isinstance(content, Answered) else None)
+        if isinstance(content, Answered | Skip):
+            raise InvalidUpdate(f"a {type(content).__name__}; expected an update or a report")
+        model = content.model if isinstance(content, Update) else {}
+        if isinstance(content, Update) and content.extra:
+            raise InvalidUpdate(f"extra: {', '.join(content.extra)}; expected none: masks cover the model only")
+        if any(isinstance(each, Packed) for each in model.values()):
+            raise InvalidUpdate("this client has a compression of its own, and a vector under masks cannot be packed")
+        return self._layout.encode(self._start, model, content.num_examples, content.metrics)
 
 
 def _valid(answer: Callable[[], T], what: str) -> T:
@@ -323,16 +368,32 @@ def _valid(answer: Callable[[], T], what: str) -> T:
         raise InvalidUpdate(f"{what} of secure aggregation is not valid: {describe(error)}") from error
 
 
+def _each(clients: Sequence[str], joined: bytes, what: str) -> dict[str, bytes]:
+    """Return 32 bytes for each of the clients. Raises InvalidUpdate."""
+    if type(joined) is not bytes or len(joined) != NONCE * len(clients):
+        raise InvalidUpdate(f"{what}: expected {NONCE} bytes for each of {len(clients)} clients")
+    return {each: joined[NONCE * at :][:NONCE] for at, each in enumerate(clients)}
+
+
 def packet_key(key: bytes, terms: Terms, sender: str, receiver: str) -> bytes:
     """Return what seals the packet of one client of a pair for the other."""
     return derive(key, b"packet", terms.hash, sender.encode(), receiver.encode())
 
 
-def layout_of(terms: Terms, specs: Mapping[str, Spec], roster: Roster) -> Layout | NoisedLayout:
-    """Return the layout of a round's vectors. specs: of the tensors that are sent. Raises InvalidUpdate."""
+def sent_of(task: Task) -> Model:
+    """Return those tensors of a task's model of which an update is sent."""
+    return of_role(task.model, task.roles, *SENT) if task.job.purpose == "train" else {}
+
+
+def layout_of(terms: Terms, task: Task, roster: Roster) -> Layout | NoisedLayout | Counts:
+    """Return the layout of the vectors that answer a task. Raises InvalidUpdate."""
+    specs = specs_of(sent_of(task))
+    if task.job.purpose == "statistics":
+        expect(not terms.noise, "noise", terms.noise, "none: statistics have no noise")
+        return Counts(Query.of(task.config).numbers)
     if terms.clipping is not None:
         present = max(terms.least, roster.least) if terms.recovers else len(terms.clients)
-        return NoisedLayout(specs, terms.clipping, len(terms.clients), present - roster.liars)
+        return NoisedLayout(specs, terms.clipping, len(terms.clients), present - roster.assumed_liars)
     missing = [name for name, spec in specs.items() if not spec.is_exact and name not in terms.ranges]
     if missing:
         raise InvalidUpdate(f"ranges: there is none for {missing[0]!r}")

@@ -1,8 +1,8 @@
 """The clients of a session: in which order, which of them share masks, which keep shares, and how many must be there.
 
-Each client works this out itself from the keys of all, and refuses what does not fit: the server's word counts for
-nothing in it. A server that leaves out clients whose keys it knows can draw again for another order; it gains by that
-what a larger share of liars would have gained. Pure.
+Each client works this out itself from the keys and the nonces of all, and refuses what does not fit: the server's word
+counts for nothing in it. All are bound to their nonces before a client reveals its own, so no client and no server
+chooses the order, and it is drawn once a set-up. A server that ends set-ups can have it drawn again. Pure.
 
 Sources: the graph of neighbours is that of Bell et al., 2020, "Secure single-server aggregation with (poly)logarithmic
 overhead" (eprint 2020/704), section 4; the committee that opens sums is that of Ma et al., 2023, "Flamingo"
@@ -27,18 +27,19 @@ _ASKED = 0.9  # of the session's clients: each round asks so many at least
 
 
 class Roster:
-    """The clients of a session. fingerprints: of their keys, by id. Raises InvalidUpdate.
+    """The clients of a session. fingerprints: of their keys, by id; nonces: by id, too. Raises InvalidUpdate.
 
     order:     of the ids.
     hash:      what the pairs' secrets depend on.
     committee: the ids of those that keep shares.
     """
 
-    def __init__(self, fingerprints: Mapping[str, bytes]) -> None:
+    def __init__(self, fingerprints: Mapping[str, bytes], nonces: Mapping[str, bytes]) -> None:
         right = all(type(each) is str and len(print) == 32 for each, print in fingerprints.items())
+        right = right and nonces.keys() == fingerprints.keys() and all(len(each) == 32 for each in nonces.values())
         if not right or len(fingerprints) < 2:
-            raise InvalidUpdate("the clients of a session are not ids, each with a fingerprint of 32 bytes")
-        known = json.dumps({each: fingerprints[each].hex() for each in sorted(fingerprints)})
+            raise InvalidUpdate("the clients of a session are not ids, each with a fingerprint and a nonce of 32 bytes")
+        known = json.dumps({each: [fingerprints[each].hex(), nonces[each].hex()] for each in sorted(fingerprints)})
         self.hash = hashlib.sha256(b"netq secure roster" + known.encode()).digest()
         self.order = sorted(fingerprints, key=lambda each: hashlib.sha256(self.hash + each.encode()).digest())
         self.committee = tuple(self.order[:_WITH_ALL])
@@ -49,10 +50,23 @@ class Roster:
         return client in self._at
 
     @property
-    def liars(self) -> int:
-        """How many clients may be in league with the server: a third of them, if all keep shares; else a tenth."""
+    def assumed_liars(self) -> int:
+        """For how many clients in league with the server a session is made: a third, if all keep shares; else a tenth.
+
+        The threshold follows from it, and how many clients add noise that the server does not know.
+        """
         count = len(self.order)
         return math.ceil(_LIARS * count) if count > _WITH_ALL else max(1, (count - 1) // 3)
+
+    @property
+    def tolerated_liars(self) -> int:
+        """How many clients in league with the server the threshold withstands: the c of 2 t > L + c.
+
+        "In league at most" of the table in docs/explanation/secure-aggregation.md. It is `assumed_liars` or one more,
+        as the threshold is rounded; of many clients so many keepers, or a tenth of all if that is more. A client is
+        blamed when more others than these say that it lies.
+        """
+        return max(2 * self.threshold - len(self.committee) - 1, self.assumed_liars)
 
     @property
     def threshold(self) -> int:
@@ -62,7 +76,7 @@ class Roster:
         vouchers if 2 t > L + c. Where all clients keep shares, c is a third of them, and 1 at least.
         """
         keepers = len(self.committee)
-        return _LOTTERY if len(self.order) > keepers else (keepers + self.liars) // 2 + 1
+        return _LOTTERY if len(self.order) > keepers else (keepers + self.assumed_liars) // 2 + 1
 
     @property
     def least(self) -> int:

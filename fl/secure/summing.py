@@ -6,13 +6,15 @@ vector can be opened here: the keepers give shares for a sum of `least` clients 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fl.errors import InvalidUpdate
 from fl.messages import Masked
 from fl.secure import shamir
-from fl.secure.layout import Layout, Summed
+from fl.secure.counts import Counts
+from fl.secure.layout import Layout
 from fl.secure.noised import NoisedLayout
 from fl.secure.packets import Dealt
 from fl.secure.participant import masked_with, wanted_of
@@ -31,7 +33,7 @@ class Summing:
     liars:   clients that have dealt shares of no secret.
     """
 
-    def __init__(self, terms: Terms, roster: Roster, layout: Layout | NoisedLayout) -> None:
+    def __init__(self, terms: Terms, roster: Roster, layout: Layout | NoisedLayout | Counts) -> None:
         self.terms = terms
         self.present: list[str] = []
         self.roster = roster
@@ -44,8 +46,9 @@ class Summing:
 
     def add(self, client: str, masked: Masked) -> None:
         """Add a client's vector. Raises InvalidUpdate, with nothing changed, if it is not of this round's form."""
-        if masked.number != self.terms.number:
-            raise InvalidUpdate(f"a vector of the masked round {masked.number}; expected {self.terms.number}")
+        if (masked.session, masked.number) != (self.terms.session, self.terms.number):
+            of = "" if masked.session == self.terms.session else " of another session"
+            raise InvalidUpdate(f"a vector of the masked round {masked.number}{of}; expected {self.terms.number}")
         if masked.vector.nbytes != self._layout.nbytes:
             raise InvalidUpdate(f"a vector of {masked.vector.nbytes} bytes; expected {self._layout.nbytes}")
         dealt = Dealt(masked.packets, masked.shares, masked.secrets)
@@ -93,14 +96,24 @@ class Summing:
         least = self.roster.threshold
         return all(len(self._shares.get(each, ())) >= least for each in self._wanted(()))
 
-    def opened(self, start: Model) -> Summed:
-        """Return what the sum says. start: the round's model.
+    def opened(self, start: Model) -> Any:
+        """Return what the sum says, as the layout decodes it. start: the round's model.
 
         Raises InvalidUpdate: a client has dealt shares of no secret, or has sent other numbers than it should.
         """
         if self.terms.recovers:
             self._unmask()
         return self._layout.decode(start, self._words)
+
+    def mean_steps(self, examples: int) -> float:
+        """Return how many steps a change has at a client of mean weight. examples: the sum of the weights.
+
+        Infinity: nothing is rounded so, or by steps that do not depend on weights.
+        """
+        layout = self._layout
+        if not isinstance(layout, Layout) or layout.small == 0 or self.terms.most == 1:
+            return math.inf
+        return layout.steps_of(examples / len(self.present))
 
     def _unmask(self) -> None:
         plus, minus = list[bytes](), list[bytes]()

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from fl.checks import expect
+from fl.envelope import values
 from fl.messages import Task
 from fl.privacy.bounded import Clipping
+from fl.secure.options import MAX_METRICS
 from fl.tensors.blocks import Scratch, bits_of, source_of
 from fl.tensors.roles import SENT, Roles, of_role
 from fl.tensors.serialization import messages
@@ -25,8 +27,9 @@ from fl.tensors.spec import Model, spec_of
 from netq.validate import is_number, is_whole
 
 MAX_CLIENTS = 2**14
-_MAX_METRICS = 100
-_CONFIG = messages()
+_PLAIN = messages()
+# The fields of a Task that no function of a client sees: three are for the conversation, and `secure` has this hash.
+_BY_CLIENT = ("unasked", "answered", "deadline", "secure")
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,9 @@ class Terms:
             is_number(each, 0, 1e300) and each for each in self.ranges.values()
         )
         expect(right, "ranges", self.ranges, "numbers above 0")
-        right = isinstance(self.metrics, list | tuple) and len(self.metrics) <= _MAX_METRICS
+        right = isinstance(self.metrics, list | tuple) and len(self.metrics) <= MAX_METRICS
         right = right and all(type(each) is str for each in self.metrics)
-        expect(right, "metrics", self.metrics, f"{_MAX_METRICS} names at most")
+        expect(right, "metrics", self.metrics, f"{MAX_METRICS} names at most")
         most = 2**53 // len(self.clients)
         expect(is_whole(self.most, 1, most), "most", self.most, f"a whole number, 1 to {most}")
         expect(is_whole(self.least, 2, len(self.clients)), "least", self.least, "2 to the number of clients")
@@ -94,10 +97,12 @@ class Terms:
 
 
 def digest(task: Task) -> str:
-    """Return the SHA-256 of a task's purpose, roles, config and model, constants too, in hexadecimal."""
-    found = hashlib.sha256(b"netq secure task " + task.job.purpose.encode())
-    found.update(json.dumps(dict(task.roles), sort_keys=True).encode())
-    found.update(bytes(_CONFIG.dump(dict(task.config))))
+    """Return the SHA-256 of a task, in hexadecimal: of all its fields but those that differ by client.
+
+    A new field of Task is in it. Whether a tensor is numpy's or torch's is not: that depends on what a client imports.
+    """
+    said = {name: value for name, value in values(task).items() if name not in (*_BY_CLIENT, "model")}
+    found = hashlib.sha256(b"netq secure task" + bytes(_PLAIN.dump(said)))
     for name, tensor in task.model.items():
         shape, dtype, _ = spec_of(name, tensor)
         found.update(json.dumps([name, dtype, list(shape)]).encode())

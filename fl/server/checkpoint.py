@@ -203,7 +203,7 @@ def restored(path: str | os.PathLike[str], strategy: Strategy) -> Saved:
             "roles": dict(roles),
             "strategy": {"name": str(name), "state": dict(own)},
             "privacy": dict(privacy),
-        } if len(federation) == 16 and is_whole(number, 1, 2**62) and model and are_roles(roles):
+        } if len(federation) == 16 and is_whole(number, 0, 2**62) and model and are_roles(roles):
             ours = type(strategy).__name__
             if name != ours:
                 raise CheckpointError(

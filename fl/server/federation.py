@@ -83,7 +83,7 @@ class Federation:
         self.strategy = strategy or FedAvg()
         self.privacy = privacy
         if privacy is not None:
-            check_privacy(privacy, self.strategy, self.model, self.roles)
+            check_privacy(privacy, self.strategy, self.model, self.roles, min_clients)
         sees_updates = privacy is None or not privacy.at_clients
         self.aggregation = Aggregation(self.strategy, self.model, self.roles, privacy if sees_updates else None)
         if self.strategy.least > min_clients:
@@ -172,15 +172,18 @@ class Federation:
         self.callbacks.round_begins(number, clients)
         return number
 
-    def finish(self, number: int, clients: int, needed: int, skipped: int) -> None:
+    def finish(self, number: int, clients: int, needed: int, skipped: int, save: Callable[[], object]) -> None:
         """Make the next model of the updates that were folded. Raises Void, and the model stays, if it cannot be.
 
         clients: whose updates were folded. needed: how many there must be. skipped: clients that had nothing.
+        save:    writes the checkpoint. If it raises an error, the model stays, too.
         """
         try:
             if clients < needed:
                 raise TooFewUpdates(f"{clients} updates of {needed}" + (f", {skipped} skipped" if skipped else ""))
-            self.model = separate(self.aggregation.finish(self.model, number))
+            if self.privacy is not None and not self.privacy.at_clients:
+                self.privacy.charge()
+            model = separate(self.aggregation.finish(self.model, number))
         except OSError:  # the server's disk is at fault, and the next round would fail too
             raise
         except (InvalidUpdate, TooFewUpdates) as error:
@@ -189,10 +192,16 @@ class Federation:
             log.exception("the strategy could not finish round %d", number)
             raise self.void(number, f"the strategy could not finish it: {describe(error)}") from error
         if self.privacy is not None:
-            if not self.privacy.at_clients:
-                self.privacy.charge()
             self.privacy.follow()
-        self.number, self.attempts.void = number, 0
+        before = self.model, self.number
+        try:
+            self.model, self.number = model, number
+            save()
+        except BaseException:
+            if self.privacy is not None:  # no model leaves that the ledger on the disk does not know of
+                self.model, self.number = before
+            raise
+        self.attempts.void = 0
 
     def restore_privacy(self, state: Mapping[str, Any], *, is_older: bool) -> None:
         """Restore what the models have said. Raises CheckpointError."""
@@ -202,6 +211,11 @@ class Federation:
             if not state:
                 raise CheckpointError("its rounds had no noise, so no epsilon holds; begin anew, or without `privacy`")
             self.privacy.restore(state, is_older=is_older)
+
+    @property
+    def charged(self) -> int:
+        """Attempts of rounds that say something of the clients, under differential privacy."""
+        return 0 if self.privacy is None else self.privacy.charged
 
     @property
     def draws(self) -> bool:

@@ -54,27 +54,30 @@ class Limits(NamedTuple):
         return replace(options, connection=connection)
 
 
-def limits(model: Mapping[str, Any], memory_limit: int | None, *, relays: bool = False, secure: bool = False) -> Limits:
+def limits(model: Mapping[str, Any], memory_limit: int | None, *, relays: bool = False, vector: int = 0) -> Limits:
     """Return the bounds for a model: with its successor and the updates, it makes up the limit, in bytes.
 
     relays: whether clients may answer for others.
-    secure: whether updates come as vectors under masks.
+    vector: bytes of an update under masks, without its shares. The sum of all has as many. 0: there are no masks.
 
     Raises InvalidOption.
     """
     size, of_model = nbytes(model), _text(model)
     text = min(MAX_TEXT, _TEXT + _MODELS * of_model + (_OF_RELAY if relays else 0))
     buffers = min(MAX_BUFFERS, _BUFFERS + _MODELS * len(model))
-    update, task = _MODELS * size + (_OF_MASKS if secure else _EXTRA), size + text + _TEXT
+    task = size + text + _TEXT
     a_sum = _sum(model) if relays else 0
-    update = max(update, 2 * a_sum + _EXTRA if relays else 0)
+    update = max(_MODELS * size, 2 * a_sum) + _EXTRA
+    most, what = (size, "three models") if size >= a_sum else (a_sum, "two models and a relay's sum")
+    held = 2 * size  # the model, and its successor or what it is made of
+    if vector:
+        update = most = vector + _OF_MASKS
+        held, what = size + max(size, vector), "the model, two vectors under masks, and their shares"
     if memory_limit is None:
-        return Limits(size + _SPARE, update, task, text, buffers)
-    most = max(size, a_sum)
-    what = "three models" if most == size else "two models and a relay's sum"
-    least = f"{2 * size + most} bytes, {what}, at least"
-    expect(is_whole(memory_limit, 2 * size + most), "Server.memory_limit", memory_limit, least)
-    room = memory_limit - 2 * size
+        return Limits(max(size, vector) + _SPARE, update, task, text, buffers)
+    least = f"{held + most} bytes, {what}, at least"
+    expect(is_whole(memory_limit, held + most), "Server.memory_limit", memory_limit, least)
+    room = memory_limit - held
     return Limits(room, min(update, room), task, text, buffers)
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,25 +21,25 @@ from fl.messages import Answered, Masked, Task
 from fl.privacy.bounded import Clipping
 from fl.report import ClientFailure, FailureKind
 from fl.secure.certified import Prove
+from fl.secure.doubts import Doubts
 from fl.secure.layout import LARGEST, Summed
 from fl.secure.options import SecureAggregation
-from fl.secure.pairs import BOX, TAG, Entry
-from fl.secure.participant import layout_of
+from fl.secure.pairs import BOX, NONCE, TAG, Entry, commitment
+from fl.secure.participant import layout_of, sent_of
 from fl.secure.roster import Roster
 from fl.secure.summing import Summing
 from fl.secure.terms import Terms, digest, ranges
 from fl.server.federation import Void
-from fl.server.member import Member, MemberEvent
+from fl.server.gather import gather
+from fl.server.member import Member
 from fl.server.members import Members
 from fl.server.round import Round
-from fl.tensors.roles import SENT, of_role
-from fl.tensors.spec import Model, specs_of
-from netq.text import describe
+from fl.tensors.spec import Model
 
 log = logging.getLogger("netq.fl")
 
 T = TypeVar("T")
-_SOON = 0.5  # seconds that the other keepers have, once enough have answered, and as long again as those took
+_STEPS = 2**16  # for a range of 16 times the largest element: a step is 2**-12 of it
 
 
 class Masks:
@@ -58,7 +58,10 @@ class Masks:
         self._number = 0  # of the last masked round in the session
         self._steps = 0  # that clients were asked
         self._prove = prove
-        self._doubts = defaultdict[str, set[str]](set)  # by client: the others with which something was wrong
+        self._doubts = Doubts()
+        self._rounds = 0  # that have begun
+        self._warned_coarse = False
+        self._clients: Collection[str] = ()  # of the round, those that cannot take part, too
         self.liars: dict[str, str] = {}
 
     def begin(
@@ -68,43 +71,61 @@ class Masks:
 
         needed: clients that the round needs. most: the largest weight of one. clipping: with noise in the sum, if any.
         """
-        by_id = {str(each.id): each for each in clients}
+        self._clients = by_id = {str(each.id): each for each in clients}
+        self._rounds += 1
         roster, failures = self._with_session(by_id)
         self._number += 1
         ids = roster.picked([each for each in by_id if each not in failures])
         self._check_count(ids, failures)
-        sent = of_role(task.model, task.roles, *SENT) if task.job.purpose == "train" else {}
         try:
             terms = Terms(
                 session=self._session,
                 number=self._number,
                 clients=ids,
                 task=digest(task),
-                ranges={} if clipping else ranges(sent, task.roles, self.options.clip),
+                ranges={} if clipping else ranges(sent_of(task), task.roles, self.options.clip),
                 metrics=self.options.metrics,
                 most=1 if clipping else most,
                 least=min(len(ids), max(self.options.min_clients, needed)),
                 recovers=self.options.recovers,
                 noise=asdict(clipping) if clipping else {},
             )
-            layout = layout_of(terms, specs_of(sent), roster)
+            layout = layout_of(terms, task, roster)
         except InvalidUpdate as error:
             raise Void(f"secure aggregation cannot sum this model: {error}") from None
         failed = {by_id[each]: failure for each, failure in failures.items()}
         return replace(task, secure=asdict(terms)), Summing(terms, roster, layout), failed
 
-    def open(self, summing: Summing, start: Model) -> Summed:
-        """Have the sum opened by those who keep shares of its masks, and return what it says. Raises InvalidUpdate."""
+    def open(self, summing: Summing, start: Model) -> Any:
+        """Have the sum opened by those who keep shares of its masks, and return what it says. Raises InvalidUpdate.
+
+        That is a Summed; for statistics the sum of the vectors.
+        """
         try:
             if summing.terms.recovers:
                 self._collect(summing)
             elif summing.absent:
                 lost = ", ".join(summing.absent)
                 raise InvalidUpdate(f"{lost} sent no vector, and with recovers=False a sum without cannot be opened")
-            return summing.opened(start)
+            summed = summing.opened(start)
+            if isinstance(summed, Summed):
+                self._warn_if_coarse(summing, summed.examples)
+            return summed
         finally:
             self.liars |= summing.liars
-            self._note(summing.doubts, len(summing.roster.committee))
+            self._note(summing.doubts, summing.roster)
+
+    def _warn_if_coarse(self, summing: Summing, examples: int) -> None:
+        """Warn, once, if so little is left of the changes of a client of mean weight that rounding may drown them."""
+        left = summing.mean_steps(examples)
+        if left >= _STEPS or self._warned_coarse:
+            return
+        self._warned_coarse = True
+        text = (
+            "masks: a client has %.0f examples on average, and may have %d: its changes are rounded to %.0f steps on "
+            'each side, and small ones are lost; set the strategy\'s max_examples to what clients have, or to "equal"'
+        )
+        log.warning(text, examples / len(summing.present), summing.terms.most, left)
 
     def _collect(self, summing: Summing) -> None:
         """Collect the shares that open a sum. Raises InvalidUpdate if there are too few."""
@@ -144,8 +165,11 @@ class Masks:
 
     def _with_session(self, clients: Mapping[str, Member]) -> tuple[Roster, dict[str, ClientFailure]]:
         """Return the session of these clients, if need be a new one, and which of them are not in it. Raises Void."""
-        failures: dict[str, ClientFailure] = {}
-        if self._roster is not None and self._serves(self._roster, clients):
+        text = "left out in its turn, {} is in the other: one of them has shared another secret, either may lie"
+        apart = self._doubts.left_out(clients, self._rounds)
+        failures = {each: ClientFailure(FailureKind.VOID, text.format(other)) for each, other in apart.items()}
+        there = {each: member for each, member in clients.items() if each not in failures}
+        if self._roster is not None and self._serves(self._roster, there):
             return self._roster, failures
         while True:
             left = [each for each in clients if each not in failures]
@@ -176,55 +200,58 @@ class Masks:
         if failed:
             return failed
         ids = sorted(keys)
-        roster = Roster({each: keys[each].fingerprint for each in ids})
+        listed = {
+            "clients": ids,
+            "fingerprints": b"".join(keys[each].fingerprint for each in ids),
+            "commitments": b"".join(keys[each].commitment for each in ids),
+        }
+        nonces, failed = self._ask("nonces", dict.fromkeys(ids, listed), partial(self._nonce, keys))
+        if failed:
+            return failed
+        roster = Roster({each: keys[each].fingerprint for each in ids}, nonces)
         peers = {each: roster.peers(each) for each in ids}
-        known = {"clients": ids, "fingerprints": b"".join(keys[each].fingerprint for each in ids)}
-        asked = {each: {**known, "others": [list(keys[peer]) for peer in peers[each]]} for each in ids}
+        revealed = b"".join(nonces[each] for each in ids)
+        asked = {each: {"nonces": revealed, "others": [list(keys[peer]) for peer in peers[each]]} for each in ids}
         for step, size in (("boxes", BOX), ("tags", TAG)):
             found, failed = self._ask(step, asked, partial(_parts, name=step, size=size, peers=peers))
-            if failed or (failed := self._doubted(found, peers)):
+            if failed or (failed := self._doubted(found, roster)):
                 return failed
             parts = {each: values for each, (values, _) in found.items()}
             asked = {each: {step: b"".join(parts[peer][each] for peer in peers[each])} for each in ids}
         found, failed = self._ask("check", asked, partial(_parts, name="", size=0, peers=peers))
-        return failed or self._doubted(found, peers) or roster
+        return failed or self._doubted(found, roster) or roster
 
     def _entry(self, client: str, told: Mapping[str, Any]) -> Entry:
-        entry = Entry(client, told["key"], told["chain"], told["signature"])
+        entry = Entry(client, *(told[name] for name in ("key", "commitment", "chain", "signature")))
         entry.check(tries=True)
         if self._prove is not None:
             self._prove(entry, self._session)
         return entry
 
-    def _doubted(
-        self, found: Mapping[str, tuple[Any, Collection[str]]], peers: Mapping[str, Collection[str]]
-    ) -> dict[str, ClientFailure]:
+    def _nonce(self, keys: Mapping[str, Entry], client: str, told: Mapping[str, Any]) -> bytes:
+        nonce = told["nonce"]
+        right = type(nonce) is bytes and len(nonce) == NONCE
+        if not right or commitment(self._session, client, nonce) != keys[client].commitment:
+            raise InvalidUpdate("its nonce is not the one that it has committed to")
+        return bytes(nonce)
+
+    def _doubted(self, found: Mapping[str, tuple[Any, Collection[str]]], roster: Roster) -> dict[str, ClientFailure]:
         """Return the clients that cannot share a session: liars, and both of two of which either may be one."""
         doubts = {(each, other) for each, (_, refused) in found.items() for other in refused}
-        liars = self._note(doubts, max(map(len, peers.values())))
+        liars = {each: why for each, why in self._note(doubts, roster).items() if each in roster}
+        doubts = {pair for pair in doubts if not liars.keys() & set(pair)}
+        self._doubts.ended(doubts)
         text = "one of this client and {} has shared another secret than the other: either may lie"
         failures = {}
         for each, other in doubts:
-            for one, its in ((each, other), (other, each)):
-                if not liars & {each, other}:
-                    failures[one] = ClientFailure(FailureKind.VOID, text.format(its))
-        return failures | {each: ClientFailure(FailureKind.INVALID, self.liars[each]) for each in liars}
+            failures[each] = ClientFailure(FailureKind.VOID, text.format(other))
+            failures[other] = ClientFailure(FailureKind.VOID, text.format(each))
+        return failures | {each: ClientFailure(FailureKind.INVALID, why) for each, why in liars.items()}
 
-    def _note(self, doubts: Collection[tuple[str, str]], count: int) -> set[str]:
-        """Note pairs of clients of which one lies. Return those that do, as more others say than may lie themselves.
-
-        count: of those that could say so.
-        """
-        for one, other in doubts:
-            self._doubts[one].add(other)
-            self._doubts[other].add(one)
-        most = max(1, (count - 1) // 3)
-        liars = {each for each, others in self._doubts.items() if len(others - {each}) > most}
-        for liar in liars:
-            number = len(self._doubts.pop(liar))
-            self.liars[liar] = f"what it has shared with {number} others is not what these have"
-            for others in self._doubts.values():
-                others.discard(liar)
+    def _note(self, doubts: Collection[tuple[str, str]], roster: Roster) -> dict[str, str]:
+        """Note pairs of clients of which one lies. Return those that do, as more others say than may lie themselves."""
+        liars = self._doubts.note(doubts, self._clients, roster.tolerated_liars)
+        self.liars |= liars
         return liars
 
     def _ask(
@@ -240,35 +267,16 @@ class Masks:
         """
         members = {each: self._members.of(uuid.UUID(each)) for each in asked}
         self._steps += 1
-        task = Task(Job(self._members.run, self._steps, "secure"), {}, {})
-        own = {members[each]: {"secure": {"step": step, "session": self._session, **asked[each]}} for each in asked}
-        begin = time.monotonic()
-        self._members.ask(task, [*members.values()], self.options.step, keep_late=False, own=own)
-        until, found, failed = begin + self.options.step, dict[str, T](), dict[str, ClientFailure]()
-        while (answer := self._members.answer("secure", until)) is not None:
-            (peer, job), content = answer
-            member, client = self._members.of(peer), str(peer)
-            if job != task.job:
-                continue
-            if isinstance(content, ClientFailure):
-                failed[client] = content
-                continue
-            try:
-                assert isinstance(content, Answered)  # as the members have checked
-                found[client] = read(client, content.values)
-            except Exception as error:  # a client may send anything
-                why = describe(error) if not isinstance(error, InvalidUpdate) else str(error)
-                failed[client] = ClientFailure(
-                    FailureKind.INVALID, f"its answer to the step {step!r} is not valid: {why}"
-                )
-            self._members.settle(member, MemberEvent.FAIL if client in failed else MemberEvent.COUNT)
-            if is_enough is not None and is_enough(found):
-                now = time.monotonic()
-                until = min(until, now + (now - begin) + _SOON)
-        for client in asked.keys() - found.keys() - failed.keys():
-            self._members.forget(members[client])
-            failed[client] = ClientFailure(FailureKind.LATE, f"no answer to the step {step!r} of secure aggregation")
-        return found, failed
+        task = Task(Job(self._members.run, self._steps, "secure"), {}, {}, secure={"step": step})
+        own = {members[each]: {"secure": {**task.secure, "session": self._session, **asked[each]}} for each in asked}
+
+        def values(client: str, content: Any) -> T:
+            if not isinstance(content, Answered):
+                raise InvalidUpdate(f"a {type(content).__name__}; expected an Answered")
+            return read(client, content.values)
+
+        what, limit = f"the step {step!r}", self.options.step
+        return gather(self._members, task, members, limit, what, values, own=own, is_enough=is_enough)
 
 
 class MaskedRound(Round[Any]):
@@ -302,7 +310,8 @@ class MaskedRound(Round[Any]):
     def open(self, start: Model) -> Summed:
         """Return what the sum says. Raises InvalidUpdate."""
         assert self.summing is not None
-        return self._masks.open(self.summing, start)
+        summed: Summed = self._masks.open(self.summing, start)
+        return summed
 
 
 def _parts(

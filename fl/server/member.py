@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from fl.envelope import PURPOSES, Job, Purpose
 from fl.properties import Properties, title
@@ -101,6 +102,7 @@ class Asked:
     job: Job
     until: float  # when its time limit ends, by time.monotonic()
     is_first: bool  # this server's first task for the client
+    attempt: tuple[Any, Any] = (None, None)  # under masks: session and number of the vectors that fit
     has_offered_again: bool = False  # in this session
 
 

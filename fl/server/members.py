@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
-from fl.envelope import Describe, End, Introduction, Job, Leave, Offer, Permit, Purpose
+from fl.envelope import PURPOSES, Describe, End, Introduction, Job, Leave, Offer, Permit, Purpose
 from fl.messages import (
     Answered,
     Content,
@@ -55,7 +55,12 @@ _INTRODUCTION = 3.0  # seconds in which a client says what it is like, if it doe
 _REMEMBERED = 4096  # clients that have gone, and have missed tasks
 _SHOWN = 256  # clients that have gone, and have a name, a reason or an update, for those who ask where they are
 _REFUSALS = 100  # connections turned away that are remembered
-_CONTENT: Mapping[Purpose, type[Content | Secured]] = {"train": Update, "evaluate": Report, "secure": Answered}
+_CONTENT: Mapping[Purpose, type[Content | Secured]] = {
+    "train": Update,
+    "evaluate": Report,
+    "statistics": Answered,
+    "secure": Answered,
+}
 _LARGE = (Update, Subtotal, Masked)  # contents that are offered first
 
 
@@ -230,14 +235,16 @@ class Members:
         asked, now = list[Asked](), time.monotonic()
         for member in members:  # before the tasks are sent: Ctrl-C may interrupt what follows
             is_first = not member.owed and member.seconds == math.inf
-            asked.append(Asked(task.job, now + limit, is_first))
+            asked.append(
+                Asked(task.job, now + limit, is_first, (task.secure.get("session"), task.secure.get("number")))
+            )
             member.owed.append(Owed(task.job, now, unasked))
         self._dispatcher.ask(tasks, limit, keep_late=keep_late)
         for member, its in zip(members, asked, strict=True):
             member.on(MemberEvent.ASK)
             member.task = its
             self._busy[member.id] = member
-        for member in members if task.job.purpose != "secure" else ():
+        for member in members if task.job.purpose in PURPOSES else ():
             self._callbacks.client_is(member.id, ClientState.TRAINING)
         return failures
 
@@ -591,6 +598,8 @@ class Members:
         now = time.monotonic()
         member.replied = job, member.replies(job) + 1
         owed = member.settle(job, now)
+        if isinstance(content, Masked) and self._is_of_before(member, job, content):
+            return owed is not None
         size = content.nbytes if isinstance(content, _LARGE) else 0
         allowed = owed.allowed if owed else 0
         answer: Content | Secured | Subtotal | ClientFailure
@@ -617,6 +626,17 @@ class Members:
             if member.place is not None or member.slow:
                 self._admission.arrive(member, size, now)
         return not isinstance(content, Subtotal) or self._may_relay(member)
+
+    def _is_of_before(self, member: Member, job: Job, masked: Masked) -> bool:
+        """Return whether a vector is for an attempt before the present one of the same round. Frees its place then."""
+        if member.task is None or not member.has(job) or (masked.session, masked.number) == member.task.attempt:
+            return False
+        if not any(each.job == job for each in member.owed):  # it owes one only: this is the present one, and wrong
+            return False
+        if member.state is MemberState.ASKED:  # else it has offered the next one, which has the place
+            self._free(member)
+        log.info("%s: its vector for an attempt of round %d before this one is dropped", member, job.round)
+        return True
 
     def _receive_stale(
         self, member: Member, job: Job, content: Content | Secured | Subtotal | str, *, is_owed: bool
@@ -699,7 +719,7 @@ def _stage(member: Member, figures: netq.Statistics | None) -> Stage:
         return Stage.LEAVING
     if member.state is MemberState.IDLE:
         return Stage.CONNECTED if session.properties is None else Stage.READY
-    if member.state is MemberState.ASKED and task is not None and task.job.purpose == "evaluate":
+    if member.state is MemberState.ASKED and task is not None and task.job.purpose in ("evaluate", "statistics"):
         return Stage.EVALUATING
     return _STAGES[member.state]
 

@@ -23,7 +23,8 @@ from typing import Any, Self, TypeAlias, cast
 
 import netq
 from fl.callbacks.base import Callback
-from fl.envelope import PURPOSES
+from fl.column_statistics import Column, Query, StatisticsReport
+from fl.envelope import PURPOSES, Job
 from fl.errors import CheckpointError, InvalidUpdate
 from fl.messages import Description, Masked, Task, Update
 from fl.privacy.options import DifferentialPrivacy
@@ -31,7 +32,7 @@ from fl.privacy.privacy import Privacy
 from fl.properties import ClientInfo, title
 from fl.report import MaskedSum, RoundReport
 from fl.secure.certified import certified
-from fl.secure.layout import Summed
+from fl.secure.layout import Summed, vector_bytes
 from fl.secure.options import SecureAggregation
 from fl.server.aggregation import SUM
 from fl.server.answers import Answers
@@ -45,6 +46,7 @@ from fl.server.patience import Patience
 from fl.server.round import Round
 from fl.server.rule import RoundRule
 from fl.server.standing import Standing
+from fl.server.statistics import Survey
 from fl.server.validation import check_relays, check_secure, not_through_relays
 from fl.server.waiting import SETTLE, until_connected
 from fl.status import ClientStatus, Refusal
@@ -53,7 +55,7 @@ from fl.strategies.fedavg import FedAvg
 from fl.subtotal import Subtotal
 from fl.tensors.spec import Model, nbytes, specs_of
 from netq.text import describe
-from netq.validate import expect
+from netq.validate import expect, whole
 
 log = logging.getLogger("netq.fl")
 
@@ -137,6 +139,7 @@ class Server:
         self._standings = {each: Standing(federation.patience.suspend_after, first, each) for each in PURPOSES}
         self._closed = threading.Event()
         self._disputed: dict[uuid.UUID, int] = {}  # clients that relays leave out, and until which round
+        self._surveys = 0  # questions for statistics
         try:
             if relays and not federation.aggregation.merges:
                 raise netq.InvalidOption(
@@ -147,7 +150,8 @@ class Server:
                 relays=bool(relays),
                 with_noise=privacy is not None,
             )
-            bounds = limits(federation.model, memory_limit, relays=bool(relays), secure=secure is not None)
+            vector = 0 if secure is None else vector_bytes(federation.model, federation.roles, secure.metrics)
+            bounds = limits(federation.model, memory_limit, relays=bool(relays), vector=vector)
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,
@@ -241,6 +245,32 @@ class Server:
     def statistics(self) -> dict[uuid.UUID, netq.Statistics]:
         """Return figures of the clients' sessions, and how each link is protected (`security`)."""
         return self._members.queue.statistics()
+
+    def statistics_of(self, columns: Mapping[str, Column], min_count: int = 10) -> StatisticsReport:
+        """Return what the data of the clients are like: counts, means, variances and histograms of columns, by name.
+
+        Waits for as many clients as a round would, and asks all that are connected and do no task. A client answers by
+        its `columns`; how few values it gives, it decides itself. Under secure aggregation this server learns the sums
+        only.
+
+        min_count: a column with fewer values in all clients is not shown; numbers of fewer values in it are 0.
+
+        Raises InvalidOption, and Closed.
+        """
+        query = Query(columns, "Server.statistics_of: columns")
+        whole("Server.statistics_of: min_count", min_count, 1)
+        federation = self._federation
+        self._wait_for_clients()
+        self._members.update()
+        self._surveys += 1
+        task = Task(Job(self._members.run, self._surveys, "statistics"), {}, query.config)
+        survey = Survey(self._members, self._masks, query, task, federation.min_clients)
+        try:
+            clients = [self._members.of(peer) for peer in self.clients]
+            return survey.ask(clients, federation.patience.deadline_of(self.number + 1), min_count)
+        except BaseException:  # else clients would stay busy
+            self._members.forget_all()
+            raise
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Run rounds until `count` have counted, or a callback stops. Yield each report when `model` is the new one.
@@ -398,7 +428,7 @@ class Server:
     def _begin(self) -> tuple[int, int, tuple[uuid.UUID, ...]]:
         """Wait until there are clients for a round. Return its number, that of the attempt, and the clients."""
         federation = self._federation
-        self.wait(self._wait if self.number == 0 and not federation.attempts.void else federation.min_clients)
+        self._wait_for_clients()
         clients = self._present()
         self._warn_of_absent(self.number + 1, clients)
         for standing in self._standings.values():
@@ -407,6 +437,10 @@ class Server:
         self._members.trim(nbytes(self.model))
         self._members.update()
         return number, federation.attempts.void + 1, clients
+
+    def _wait_for_clients(self) -> None:
+        federation = self._federation
+        self.wait(self._wait if self.number == 0 and not federation.attempts.void else federation.min_clients)
 
     def _select(self, task: Task, clients: Collection[uuid.UUID]) -> Round[Update | Subtotal]:
         """Return a round in which the clients train that the strategy selects, and suspended ones now and then.
@@ -423,8 +457,11 @@ class Server:
         regular, retried = self._standings["train"].candidates(
             idle, federation.min_clients, again=federation.is_repeated and buffer is None
         )
-        chosen = federation.select(number, [each.id for each in regular], self._members.properties)
+        pool = idle if federation.draws else regular  # a draw is of all, and suspended ones come back by it only
+        chosen = federation.select(number, [each.id for each in pool], self._members.properties)
         found = [self._members.of(peer) for peer in chosen]
+        if federation.draws:
+            retried = [each for each in found if each not in regular]
         selected = [each for each in found if each not in retried and (buffer is not None or each.task is None)]
         if buffer is not None:
             return self._round(task, RoundRule(needed=1, buffer=buffer), [*selected, *retried])
@@ -434,7 +471,7 @@ class Server:
             close_early=federation.patience.close_early,
         )
         if federation.draws:
-            rule, retried = replace(rule, needed=1), []
+            rule = replace(rule, needed=1)
         # Under masks it waits for all: a client that is asked, and sends nothing, costs a part of the sum.
         if self._masks is not None:
             rule = replace(rule, enough=len(selected), close_early=rule.close_early and self._masks.options.recovers)
@@ -475,15 +512,15 @@ class Server:
 
     def _finish(self, number: int, training: Round[Update | Subtotal]) -> None:
         """Make the next model of the updates. Leave the model unchanged if there are too few, and count none."""
-        answers, federation = training.answers, self._federation
+        answers, federation, charged = training.answers, self._federation, self._federation.charged
         try:
             if self._masks is not None and answers.clients >= training.rule.needed:
                 self._fold_sum(number, training)
-            federation.finish(number, answers.clients, training.rule.needed, len(answers.skipped))
+            federation.finish(number, answers.clients, training.rule.needed, len(answers.skipped), self._save)
         except Void as void:
             answers.void(str(void))
-        else:
-            self._save()
+            if federation.charged > charged:
+                self._save()
 
     def _report(
         self, number: int, attempt: int, training: Answers, evaluation: Answers, begin: float, before: _Figures

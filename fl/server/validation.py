@@ -13,6 +13,8 @@ from fl.callbacks.base import Callback
 from fl.checks import MODEL_IS
 from fl.compression.compressor import Compression
 from fl.envelope import RESERVED
+from fl.errors import InvalidUpdate
+from fl.privacy.bounded import Bounded
 from fl.privacy.privacy import Privacy
 from fl.schedules import resolved
 from fl.secure.layout import LARGEST
@@ -105,9 +107,10 @@ def check_secure(
             )
 
 
-def check_privacy(privacy: Privacy, strategy: Strategy, model: Model, roles: Roles) -> None:
+def check_privacy(privacy: Privacy, strategy: Strategy, model: Model, roles: Roles, min_clients: int) -> None:
     """Raise InvalidOption unless noise covers all that a client adds to a model by this strategy."""
     name, is_drawn = type(strategy).__name__, privacy.is_drawn
+    trained = of_role(model, roles, "trained")
     others = [each for each, tensor in of_role(model, roles, *SENT).items() if roles[each] != "trained"]
     wrong = {
         f"{name} looks at single updates, and gets their mean with noise only; expected FedAvg, FedProx, FedAvgM, "
@@ -122,11 +125,15 @@ def check_privacy(privacy: Privacy, strategy: Strategy, model: Model, roles: Rol
         "DifferentialPrivacy.sampling=1.0": is_drawn and privacy.at_clients,
         f"{', '.join(map(repr, others[:3]))} changes with the data, and is no tensor to which noise can be added; "
         'expected layers without statistics, as GroupNorm in place of BatchNorm, or roles={"…": "local"}': bool(others),
-        f"{name}: its model has no trained tensor": len(of_role(model, roles, "trained")) == 0,
+        f"{name}: its model has no trained element": not any(spec.size for spec in specs_of(trained).values()),
     }
     for why, is_so in wrong.items():
         if is_so:
             raise netq.InvalidOption(f"Server.privacy: {why}")
+    try:
+        Bounded(specs_of(trained), privacy.clipping, min_clients)
+    except InvalidUpdate as error:
+        raise netq.InvalidOption(f"Server.privacy: {error}") from None
 
 
 def not_through_relays(strategy: Strategy, *, privacy: bool = False) -> str:

@@ -22,6 +22,8 @@ _OF_ENGINES: Mapping[str, tuple[Any, tuple[Engine, ...]]] = {  # by argument: it
     "protocol": (netq.Protocol.TCP, ("network",)),
     "memory_limit": (None, ("network",)),
     "wait": (None, ("network",)),
+    "relays": (False, ("network",)),
+    "secure": (None, ("network",)),
     "keep": (None, ("processes", "ray")),
     "devices": (None, ("processes", "ray")),
     "address": (None, ("ray",)),

@@ -97,14 +97,15 @@ class VirtualServer:
         number = federation.begin(clients, self.about)
         self._population.forget_stages()
         training, needed = self._training.train(federation.task(self._run, number, "train"), clients)
-        evaluation = Tally()
+        evaluation, charged = Tally(), federation.charged
         try:
-            federation.finish(number, len(training.good), needed, len(training.skipped))
+            federation.finish(number, len(training.good), needed, len(training.skipped), self._save)
         except Void as void:
             training.void(str(void))
             federation.attempts.void += 1
+            if federation.charged > charged:
+                self._save()
         else:
-            self._save()
             if federation.evaluates(number):
                 evaluation = self._evaluate(number, training)
         found = report(number, attempt, training, evaluation, self._training.seconds, self._training.suspended)

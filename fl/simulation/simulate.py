@@ -133,13 +133,14 @@ def simulate(
                which the result has.
     progress:  whether stderr gets a line for each round. None: in a terminal or a notebook, unless an fl.Progress is
                among the callbacks.
-    settings:  the other arguments of fl.Server, except `options`; `memory_limit` and `wait` are of engine "network".
+    settings:  the other arguments of fl.Server, except `options`; `memory_limit`, `wait`, `relays` and `secure` are of
+               engine "network".
                patience: None: that of a server without pauses.
 
     Two runs with one engine and one seed give the same model to the last bit, for any number of processes, if clients
     draw random numbers only from what it seeds, and the strategy depends on its seed only. Asynchronous strategies with
-    engine "network" are the exception: they take updates as they arrive. Raises SimulationError, InvalidOption, and
-    what fl.Server and `measure` raise.
+    engine "network" are the exception, as they take updates as they arrive; so is `privacy`, with a server's own noise.
+    Raises SimulationError, InvalidOption, and what fl.Server and `measure` raise.
     """
     check_names(settings, [name for name in inspect.signature(simulate).parameters if name != "settings"])
     expect(isinstance(strategy, Strategy | None), "simulate.strategy", strategy, "an object, as in fl.FedAvg()")

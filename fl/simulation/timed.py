@@ -252,9 +252,16 @@ class ByClock:
         found = self._standing.candidates(missed, least, again=again)
         left_out = {each.id for each in missed} - {each.id for each in found.regular}
         regular = [id for id in idle if id not in left_out]
-        chosen = federation.select(number, regular, self._population.properties)
-        selected = tally.those_there(chosen, regular)
-        return len(regular), selected, [] if federation.draws else [each.id.int for each in found.retried]
+        pool = idle if federation.draws else regular  # a draw is of all, and suspended ones come back by it only
+        selected = tally.those_there(federation.select(number, pool, self._population.properties), pool)
+        retried = [each.id.int for each in found.retried]
+        if federation.draws:
+            suspended = {id.int for id in left_out}
+            retried, selected = (
+                [each for each in selected if each in suspended],
+                [each for each in selected if each not in suspended],
+            )
+        return len(regular), selected, retried
 
     def _run(self, work: _Work) -> None:
         """Take what arrives until the round is complete, no task is under way, or the deadline has passed."""

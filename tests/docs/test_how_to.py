@@ -228,3 +228,11 @@ def test_own_callback_sees_clients_and_failures(scripts: Open, tmp_path: Path) -
     out = run.start("watch.py").communicate(timeout=LIMIT)[0].splitlines()
     assert len([line for line in out if line.endswith(" is here")]) == 3
     assert out[-1] == "OSError: no such disk"
+
+
+@pytest.mark.slow
+def test_statistics_are_those_of_the_page(scripts: Open) -> None:
+    run = scripts("statistics")
+    server, *hospitals = run.start("server.py"), run.start("hospital.py", "1"), run.start("hospital.py", "2")
+    assert server.communicate(timeout=LIMIT)[0] == run.page.output("python server.py")
+    assert [hospital.wait(LIMIT) for hospital in hospitals] == [0, 0]

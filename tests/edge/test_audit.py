@@ -79,6 +79,16 @@ def test_log_goes_on_after_a_restart_and_after_half_a_line(path: Path) -> None:
     assert faults(path)[0].startswith("all 6 lines are whole")
 
 
+def test_line_that_the_disk_does_not_take_leaves_no_half_of_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, write = Audit(path), os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, line: write(fd, line[:20]))
+        with pytest.raises(OSError, match="the disk may be full"):
+            log.add({"task": "round 5"})
+    log.add({"task": "round 6"})
+    assert faults(path)[0].startswith("all 6 lines are whole")
+
+
 def test_next_file_begins_with_the_last_hash(tmp_path: Path) -> None:
     log = Audit(tmp_path / "audit.jsonl")
     log.add({})

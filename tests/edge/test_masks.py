@@ -59,6 +59,13 @@ def test_a_device_that_wants_masks_trains_for_no_server_without(tmp_path: Path) 
     assert not (tmp_path / "state" / "record").exists()  # it was not even trained
 
 
+def test_a_device_that_wants_certificates_takes_no_part_without() -> None:
+    devices = [*steps(0.1, 0.2, 0.6), {"secure": fl.SecurePolicy(certificates=True)}]
+    _, [report] = federate(devices, 1, secure=SECURE)
+    assert sorted(report.clients) == IDS[:3]
+    assert "takes part with certificates only" in str(report.failures[IDS[3]])
+
+
 def test_a_device_whose_training_fails_is_left_out_of_the_sum() -> None:
     devices = [*steps(0.1, 0.2, 0.6), {"train": "tells"}]
     model, [report] = federate(devices, 1, secure=SECURE)

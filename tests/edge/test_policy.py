@@ -18,7 +18,7 @@ import pytest
 import edge
 import fl
 import netq
-from edge import record
+from edge import noising, record
 from edge.audit import verify
 from edge.budget import Budget
 from edge.guard import Guard
@@ -27,10 +27,12 @@ from edge.policy import Policy
 from edge.work import federation as federation_work
 from edge.worker import Done, Order, receive_answer, send
 from fl import envelope
+from fl.envelope import Job
 from fl.flower.envelope import Ask
-from fl.messages import MESSAGES, Reply, Skip
+from fl.messages import MESSAGES, Reply, Skip, Task
 from fl.privacy.accountant import Ledger, Noise
 from fl.tensors.json_format import JsonSerializer
+from fl.trainer import Trainer
 from netq.errors import InvalidOption, NotNow, Unreadable
 from netq.utils.stream import Stream
 from tests.edge.test_agent import ID, SOON, config, running
@@ -215,6 +217,42 @@ def test_what_was_checked_is_what_leaves() -> None:
         assert MESSAGES.load(found.message).content.model["w"].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("compression", [{}, {"dtype": "float16"}])
+def test_noise_of_differences_is_added_to_them(compression: dict[str, Any]) -> None:
+    """Trained tensors travel as differences then, statistics as they are: both are clipped by how far they moved."""
+    start = {"w": np.full(3, 100, np.float32), "mean": np.full(2, 50, np.float32)}
+    task = Task(Job(7, 1, "train"), start, {}, deltas=True, roles={"mean": "averaged"}, compression=compression)
+    trainer = Trainer(lambda model, config: fl.Update({name: each + 1 for name, each in model.items()}, 1))
+    content = trainer.do(task)
+    assert not isinstance(content, str)
+    reply = MESSAGES.dump(Reply(task.job, content))
+    policy = Policy(clip=10.0, noise_multiplier=1e-3)
+    found = MESSAGES.load(noising.of_federation(policy, MESSAGES.dump(task), reply)).content.model
+    assert found["w"] == pytest.approx(1, abs=0.1)
+    assert found["mean"] == pytest.approx(51, abs=0.1)
+    assert not (found["w"] == 1).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (Policy(tensors=("columns.*",), metrics=()), None),
+        (Policy(tensors=("w",), metrics=()), REFUSED.format("'columns.age' and more")),
+    ],
+)
+def test_statistics_of_columns_are_tensors(tmp_path: Path, policy: Policy, told: str | None) -> None:
+    with federation() as aggregator:
+        device = config(aggregator, policy=policy, state=tmp_path / "state", settings={"step": 1})
+        with running(edge.run, replace(device, columns="tests.edge.training:columns")):
+            found = aggregator.statistics_of({"age": fl.Column(0, 100), "none": fl.Column(0, 1)})
+            aggregator.close()
+    assert {name: each.count for name, each in found.columns.items()} == ({"age": 100} if told is None else {})
+    assert [str(each) for each in found.failures.values()] == ([] if told is None else [told])
+    stays = FAILED.partition("; ")[2]
+    assert found.withheld == ({ID: {"none": stays}} if told is None else {})
+
+
 @pytest.mark.slow
 def test_noise_covers_floats_only(tmp_path: Path) -> None:
     model = {"w": np.zeros(3, np.float32), "n": np.zeros(2, np.int64)}
@@ -319,7 +357,7 @@ def test_damaged_budget_is_not_begun_anew(tmp_path: Path) -> None:
         ("clip = 1.0\n", "policy.noise_multiplier: missing; expected a number, as there is policy.clip"),
         ("noise_multiplier = 1.0\n", "policy.clip: missing; expected a number, as there is policy.noise_multiplier"),
         ("max_epsilon = 1.0\n", "policy.max_epsilon: 1.0; expected it with clip and noise_multiplier"),
-        ("clip = 0\nnoise_multiplier = 1\n", "policy.clip: 0; expected a number above 0"),
+        ("clip = 0\nnoise_multiplier = 1\n", "policy.clip: 0; expected a number from "),
         ("clip = 1\nnoise_multiplier = 1\nmax_epsilon = 1\n", "policy.max_epsilon: 1; expected more than the "),
         ("clip = 1\nnoise_multiplier = 1\nmetrics = []\n", "policy.metrics: (); expected none: no metric leaves"),
         ("clip = 1\nnoise_multiplier = 1\n", "policy.noise_multiplier: needs client.state, a folder"),

@@ -60,6 +60,11 @@ def evaluate(model: Any, config: Mapping[str, Any]) -> fl.Report:
     return fl.Report(1, {"accuracy": config["step"] / 4})
 
 
+def columns(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of a device: 100 ages, and what its settings say."""
+    return {"age": np.arange(100), "settings": np.full(100, config["step"])}
+
+
 def tells(model: Any, config: Mapping[str, Any]) -> fl.Update:
     """Fail with the config as the reason."""
     raise OSError(f"the sensor does not answer {sorted(config.items())}")

@@ -135,6 +135,23 @@ def test_an_offered_reply_is_offered_to_the_next_attempt() -> None:
     assert queue.sent[-1][0].nbytes == 100
 
 
+@pytest.mark.parametrize("size", [4, 100])
+def test_a_task_under_masks_is_done_again_in_each_attempt(size: int) -> None:
+    """The vector of the attempt before fits no other one, offered or on its way."""
+    queue, conversation = begun(KnownServer())
+    again = task()._replace(is_secure=True)
+    queue.waiting = [again]
+    first = conversation.next_task()
+    assert first == again
+    conversation.reply(first, finished(first, size))
+    count = len(queue.sent)
+    queue.waiting = [again, Permit(first.job)]
+    assert conversation.next_task() == again
+    queue.waiting = [Permit(first.job)]
+    assert conversation.next_task() is None
+    assert len(queue.sent) == count  # the permit was for what is dropped
+
+
 def test_an_offered_reply_is_dropped_with_its_round() -> None:
     queue, conversation = begun(KnownServer())
     first = begun_task(queue, conversation)

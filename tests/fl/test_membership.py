@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -37,3 +38,18 @@ def test_short_sessions_follow_one_another_in_growing_pauses(monkeypatch: pytest
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 9))
     fl.membership.take_part(options, netq.Protocol.TCP, "federation", serve, attempt=attempt, sleep=sleep)
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 1, 2, 4]
+
+
+def test_a_client_without_a_task_joins_the_next_server_after_statistics() -> None:
+    first, second, third = (uuid.UUID(int=number) for number in range(3))
+    found = fl.membership.Membership("federation", None, [netq.NetworkLocation("127.0.0.1", 9)])
+    found.connected(first)
+    found.surveyed()
+    assert found.ended(first)  # of a script that asks, and ends
+    found.connected(second)
+    assert not found.ended(first)
+    found.asked(second)
+    found.surveyed()
+    found.connected(third)
+    assert not found.ended(third)
+    assert found.ended(second)

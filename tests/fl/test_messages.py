@@ -153,6 +153,9 @@ def test_a_metric_becomes_a_float() -> None:
         (lambda: Job(1, 1, np.array(["train"] * 2)), "purpose"),  # type: ignore[arg-type]
         (lambda: Reply(Job(1, 1, "train"), MODEL), "content"),  # type: ignore[arg-type]
         (lambda: Reply(Job(1, 1, "train"), Update), "content"),  # type: ignore[arg-type]
+        (lambda: Task(Job(1, 1, "secure"), {}, {}), "secure"),
+        (lambda: Task(Job(1, 1, "secure"), {}, {}, secure={"number": 1}), "secure"),
+        (lambda: Task(Job(1, 1, "train"), {}, {}, secure={"step": "keys"}), "secure"),
     ],
 )
 def test_each_field_is_checked_and_named(make: Callable[[], Any], named: str) -> None:

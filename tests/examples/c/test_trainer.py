@@ -21,7 +21,7 @@ import netq
 from examples.c.partition import rows
 from examples.digits import data, model
 from fl.envelope import End, Job, Leave, Offer, Permit
-from fl.messages import MESSAGES, Reply, Report, Task, Update
+from fl.messages import MESSAGES, Reply, Report, Task, Update, with_fields
 from netq.security import certificates
 from tests.examples.c import programs
 from tests.examples.c.programs import LIMIT, Programs, end, peer_of
@@ -107,6 +107,16 @@ def test_evaluates_as_python_does(trainer: Conversation) -> None:
     assert trainer.end() == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("purpose", "secure"), [("train", {"number": 1}), ("secure", {"step": "keys"}), ("secure", {})]
+)
+def test_takes_no_part_in_secure_aggregation(trainer: Conversation, purpose: Any, secure: dict[str, Any]) -> None:
+    valid = trainer.task(job=Job(7, 3, purpose), secure=secure or {"step": "keys"})
+    trainer.say(with_fields(valid, secure=secure))
+    assert trainer.hear().content == "this client takes no part in secure aggregation"
+    assert trainer.end()[0] == 0
+
+
 def test_offers_an_update_that_is_large(trainer: Conversation) -> None:
     """A Task in place of the Permit means that the reply is discarded; so is the Permit of another job."""
     size = sum(array.nbytes for array in model.initial(0).values())
@@ -132,6 +142,12 @@ def test_says_why_it_cannot_train(trainer: Conversation) -> None:
         assert why.replace('"', "'") in content
     trainer.say(trainer.task(model=model.initial(0) | {"output.bias": np.full(10, np.nan, np.float32)}))
     assert "diverged" in trainer.hear().content
+    assert trainer.end()[0] == 0
+
+
+def test_says_that_it_gives_no_statistics(trainer: Conversation) -> None:
+    trainer.say(trainer.task(job=Job(7, 1, "statistics"), model={}, config={"columns": {}}))
+    assert trainer.hear() == Reply(Job(7, 1, "statistics"), "this client gives no statistics of its data")
     assert trainer.end()[0] == 0
 
 

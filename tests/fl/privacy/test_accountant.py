@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import dp_accounting
 import dp_accounting.pld
 import numpy as np
@@ -108,3 +110,19 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     with pytest.raises(InvalidOption, match=r"needs the package dp-accounting: pip install"):
         accountant.library()
+
+
+@pytest.mark.parametrize(
+    ("noise", "delta"),
+    [(Noise(0.1), 1e-5), (Noise(0.15), 1e-9), (Noise(0.2), 1e-15), (Noise(0.35, is_discrete=True), 1e-5)],
+)
+def test_noise_that_ends_before_what_it_is_to_hide_has_no_epsilon(noise: Noise, delta: float) -> None:
+    assert Ledger([(noise, 1)]).epsilon(delta) == math.inf
+    assert Ledger([(noise._replace(multiplier=1.0), 1)]).epsilon(delta) < math.inf
+
+
+def test_a_round_never_lowers_epsilon() -> None:
+    ledger = Ledger().add(Noise(1.0, is_discrete=True), 100)
+    assert ledger.epsilon_with(Noise(2.0, 0.1), 1e-5) > ledger.epsilon(1e-5)
+    ledger = Ledger().add(Noise(1.0, 0.1), 200)
+    assert ledger.epsilon_with(Noise(50.0), 1e-5) > ledger.epsilon(1e-5)

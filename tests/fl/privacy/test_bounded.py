@@ -87,6 +87,23 @@ def test_the_number_of_clients_within_the_clip() -> None:
     assert form(5.0).within(whole(form(5.0), start, within)) is None
 
 
+@pytest.mark.parametrize("scale", [1e-170, 1e-310, 5e-324])
+def test_changes_whose_squares_are_0_are_within_any_clip(scale: float) -> None:
+    specs, start = specs_of({"w": np.zeros(9)}), {"w": np.zeros(9)}
+    bounded = Bounded(specs, Clipping(1e-100, 1.0, False), 4)
+    assert not np.concatenate([each.copy() for each in bounded.whole(start, {"w": np.full(9, scale)})]).any()
+    with pytest.raises(InvalidUpdate, match="clip"):
+        Clipping(1e-101, 1.0, False)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_model_without_elements(follows: bool) -> None:
+    bounded = Bounded({}, Clipping(1.0, 1.0, follows), 4)
+    assert list(bounded.whole({}, {})) == []
+    assert bounded.moved({}, np.zeros(bounded.size)) == {}
+    assert bounded.within(np.zeros(bounded.size)) is None
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_change_that_is_not_finite_is_refused_at_once(value: float) -> None:
     start = model()

@@ -32,11 +32,13 @@ def change(norm: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"clip": 0}, "clip: 0; expected a number above 0"),
+        ({"clip": 0}, "clip: 0; expected a number from 1e-100 to 1e"),
+        ({"clip": 1e-101}, "clip"),
+        ({"clip": 10**400}, "clip"),
         ({"clip": float("nan")}, "clip"),
         ({"clip": float("inf")}, "clip"),
         ({"clip": True}, "clip"),
-        ({"noise_multiplier": 0.0}, "without noise nothing is protected"),
+        ({"noise_multiplier": 0.0}, "noise is what protects"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1}, "delta"),
@@ -131,6 +133,43 @@ def test_the_clip_comes_near_a_quantile() -> None:
     assert 2.0 < found.clipping.clip < 2.8
 
 
+def test_the_clip_stays_near_the_first_one() -> None:
+    found = privacy(quantile=0.5, clip=1e-99)
+    for _ in range(200):
+        found.within = 1.0
+        found.follow()
+    assert found.clipping.clip == 1e-100
+    found = privacy(quantile=0.5)
+    for _ in range(200):
+        found.within = 0.0
+        found.follow()
+    assert found.clipping.clip == 1e6
+
+
+@pytest.mark.parametrize(
+    ("rounds", "epsilon", "others"),
+    [(50, 8.0, {}), (10_000, 2.0, {}), (50, 8.0, {"masks": True}), (500, 4.0, {"sampling": 0.05})],
+)
+def test_so_many_rounds_fit_into_the_budget(rounds: int, epsilon: float, others: dict[str, Any]) -> None:
+    made = fl.DifferentialPrivacy.for_rounds(rounds, epsilon, clip=1.0, **others)
+    found = Privacy(made, at_clients="masks" in others)
+    found._ledger.add(found._noise, rounds - 1)
+    assert not found.is_spent
+    found.charge()
+    assert 0.99 * epsilon < found.spent.epsilon <= epsilon == made.max_epsilon
+
+
+@pytest.mark.parametrize("epsilon", [None, 0, -1.0, "8"])
+def test_a_wrong_epsilon_for_rounds(epsilon: Any) -> None:
+    with pytest.raises(netq.InvalidOption, match=r"for_rounds: epsilon: .*expected a number above 0"):
+        fl.DifferentialPrivacy.for_rounds(5, epsilon, clip=1.0)
+
+
+def test_an_epsilon_out_of_reach_is_refused() -> None:
+    with pytest.raises(netq.InvalidOption, match=r"no noise_multiplier up to 1e.06 keeps 1000000 rounds within it"):
+        fl.DifferentialPrivacy.for_rounds(10**6, 1e-3, clip=1.0)
+
+
 def test_a_draw_is_of_each_client_by_itself() -> None:
     found = privacy(sampling=0.4)
     drawn = [found.drawn(range(500)) for _ in range(20)]
@@ -153,8 +192,8 @@ def test_too_few_clients_to_draw_from(caplog: pytest.LogCaptureFixture) -> None:
     found = privacy(sampling=0.1)
     with caplog.at_level(logging.WARNING):
         assert found.drawn(range(100)) == []
-    assert "100 clients are too few to draw 0.1 of them: that none is drawn must be unlikely; 241 are" in caplog.text
-    assert privacy(sampling=0.1).drawn(range(241)) != []
+    assert "100 clients are too few to draw 0.1 of them: that none is drawn must be unlikely; 306 are" in caplog.text
+    assert privacy(sampling=0.1).drawn(range(306)) != []
 
 
 def test_a_delta_that_is_too_large_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

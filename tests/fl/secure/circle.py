@@ -98,11 +98,12 @@ class Circle:
                 summing.add(client, self.update(client, task))
 
     def open(self, summing: Summing) -> Summed:
-        return self.masks.open(summing, self.model)
+        found: Summed = self.masks.open(summing, self.model)
+        return found
 
     def plain(self, summing: Summing) -> Words:
         """Return the sum of the same vectors without masks, in Python's and numpy's own integers of 64 bits."""
-        form = summing._layout
+        form: Any = summing._layout
         small, large = np.zeros(form.small, np.int64), np.zeros(form.large, np.int64)
         for client in summing.present:
             with nearest():

@@ -52,6 +52,18 @@ def test_the_mean_of_floats_is_that_of_the_updates(dtype: str, clients: int) -> 
     assert (found.examples, found.clipped) == (clients, 0.0)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("clients", "most"), [(3, 1), (4, 1), (8, 1), (16, 1), (4, 2**10), (5, 1000)])
+def test_whole_numbers_next_to_the_bound_do_not_wrap_around(clients: int, most: int, sign: int) -> None:
+    """The bound as a float is a power of two, which the sum of all has no room for."""
+    start = {"n": np.zeros(3, np.int64)}
+    bound = (2**63 - 1) // (clients * most)
+    changes = np.array([bound, bound + 1, bound + 300])
+    found = summed(start, [{"n": sign * changes}] * clients, most, examples=[(most, {})] * clients)
+    assert found.model["n"] == pytest.approx(sign * np.full(3, bound), rel=1e-12)
+    assert found.clipped == 2 / 3
+
+
 @given(st.data())
 def test_whole_numbers_are_summed_exactly(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(["int8", "uint8", "int32", "uint32", "int64"]))

@@ -17,7 +17,7 @@ def talk(*clients: str) -> dict[str, Sealing]:
 
 def boxes(sealings: dict[str, Sealing]) -> dict[str, dict[str, bytes]]:
     """Return what each has sealed, by sender and receiver."""
-    entries = [Entry(each, sealing.key) for each, sealing in sealings.items()]
+    entries = [Entry(each, sealing.key, bytes(32)) for each, sealing in sealings.items()]
     found = {}
     for each, sealing in sealings.items():
         others = [entry for entry in entries if entry.client != each]
@@ -45,7 +45,7 @@ def test_a_box_of_another_session_is_refused() -> None:
     sealings = talk("a", "b")
     boxes(sealings)
     other = Sealing("another session", "b")
-    [box] = other.boxes([Entry("a", sealings["a"].key)], b"roster")
+    [box] = other.boxes([Entry("a", sealings["a"].key, bytes(32))], b"roster")
     assert sealings["a"].open({"b": box}) == {}
 
 
@@ -54,7 +54,7 @@ def test_a_secret_that_the_server_has_put_in_gives_unequal_keys() -> None:
     sealings = talk("a", "b")
     sent = boxes(sealings)
     server = Sealing("session", "b")
-    [forged] = server.boxes([Entry("a", sealings["a"].key)], b"roster")
+    [forged] = server.boxes([Entry("a", sealings["a"].key, bytes(32))], b"roster")
     assert sealings["a"].open({"b": forged})["b"] != sealings["b"].open({"a": sent["a"]["b"]})["a"]
 
 
@@ -64,15 +64,23 @@ LOW = Sealing("session", "a").key[:-32] + bytes(32)  # of X25519: a point of low
 @pytest.mark.parametrize("key", [b"", bytes(KEY - 1), bytes(KEY + 1), b"\xff" * KEY, LOW])
 def test_a_key_that_cannot_be_used_is_refused(key: bytes) -> None:
     with pytest.raises(InvalidUpdate, match="key"):
-        Entry("a", key).check(tries=True)
+        Entry("a", key, bytes(32)).check(tries=True)
 
 
 @pytest.mark.parametrize(
-    "change", [{"key": 3}, {"key": "text"}, {"chain": [10**9]}, {"chain": [b""] * 9}, {"signature": bytes(10**5)}]
+    "change",
+    [
+        {"key": 3},
+        {"key": "text"},
+        {"chain": [10**9]},
+        {"chain": [b""] * 9},
+        {"signature": bytes(10**5)},
+        {"commitment": b""},
+    ],
 )
 def test_an_entry_of_other_types_or_sizes_is_refused(change: Any) -> None:
     with pytest.raises(InvalidUpdate, match="bytes"):
-        Entry("a", Sealing("session", "a").key)._replace(**change).check(tries=False)
+        Entry("a", Sealing("session", "a").key, bytes(32))._replace(**change).check(tries=False)
 
 
 def test_both_sides_have_the_same_keys_in_each_round_also_after_rounds_without_one() -> None:

@@ -14,7 +14,8 @@ from tests.pages import Page
 
 
 def roster(clients: int) -> Roster:
-    return Roster({f"client {number}": os.urandom(32) for number in range(clients)})
+    ids = [f"client {number}" for number in range(clients)]
+    return Roster({each: os.urandom(32) for each in ids}, {each: os.urandom(32) for each in ids})
 
 
 def test_the_table_of_small_federations() -> None:
@@ -26,6 +27,8 @@ def test_the_table_of_small_federations() -> None:
         assert sorted(found.committee) == sorted(found.order)
         assert (found.threshold, clients - found.threshold) == (threshold, lost)
         assert 2 * threshold == clients + liars + 1  # two sets of survivors would need 2 t vouchers
+        assert found.tolerated_liars == liars
+        assert found.assumed_liars in (liars, liars - 1)
 
 
 @pytest.mark.parametrize("clients", range(3, 46))
@@ -40,6 +43,7 @@ def test_of_many_clients_45_keep_shares_and_34_open_a_sum() -> None:
     assert (len(found.committee), found.threshold) == (45, 34)
     assert _at_most(1000, 100, 45, 22) > 1 - 2**-40  # liars among them, up to which two sets cannot both be opened
     assert 2 * 34 > 45 + 22
+    assert [roster(each).tolerated_liars for each in (46, 220, 1000)] == [22, 22, 100]
     assert _at_most(1000, 100, 45, 45 - 34) > 1 - 2**-8  # lost ones, up to which there are 34
 
 
@@ -79,13 +83,14 @@ def test_peers_are_neighbours_and_keepers_both_ways() -> None:
         assert all(client in found.peers(each) for each in peers)
 
 
-def test_the_order_depends_on_all_keys() -> None:
-    prints = {f"client {number}": os.urandom(32) for number in range(50)}
-    one = Roster(prints)
-    assert Roster(dict(reversed(prints.items()))).order == one.order
-    other = Roster({**prints, "client 7": os.urandom(32)})
-    assert other.order != one.order
-    assert other.hash != one.hash
+def test_the_order_depends_on_all_keys_and_nonces() -> None:
+    prints, nonces = ({f"client {number}": os.urandom(32) for number in range(50)} for _ in range(2))
+    one = Roster(prints, nonces)
+    assert Roster(dict(reversed(prints.items())), dict(reversed(nonces.items()))).order == one.order
+    other = {"client 7": os.urandom(32)}
+    for found in (Roster({**prints, **other}, nonces), Roster(prints, {**nonces, **other})):
+        assert found.order != one.order
+        assert found.hash != one.hash
 
 
 def test_a_round_asks_nearly_all_of_its_session() -> None:
@@ -128,4 +133,10 @@ def test_liars_on_one_side_of_a_place_are_few(clients: int) -> None:
 )
 def test_what_is_no_session_is_refused(prints: Any) -> None:
     with pytest.raises(InvalidUpdate, match="not ids, each with a fingerprint"):
-        Roster(prints)
+        Roster(prints, dict.fromkeys(prints, bytes(32)))
+
+
+@pytest.mark.parametrize("nonces", [{}, {"a": bytes(32), "b": bytes(31)}, {"a": bytes(32), "c": bytes(32)}])
+def test_what_is_no_nonce_of_each_client_is_refused(nonces: Any) -> None:
+    with pytest.raises(InvalidUpdate, match="not ids, each with a fingerprint and a nonce"):
+        Roster({"a": bytes(32), "b": bytes(32)}, nonces)

@@ -38,7 +38,7 @@ def test_rounds_without_losses(clients: int) -> None:
         opened(circle)
 
 
-@pytest.mark.parametrize("step", ["keys", "boxes", "tags", "check"])
+@pytest.mark.parametrize("step", ["keys", "nonces", "boxes", "tags", "check"])
 @pytest.mark.parametrize("clients", SIZES[1:])
 def test_clients_that_are_lost_in_the_set_up_are_left_out(clients: int, step: str) -> None:
     circle = Circle(clients)
@@ -183,3 +183,22 @@ def test_nothing_of_one_client_can_be_told_from_its_vector() -> None:
     counts = np.bincount(vector, minlength=256)
     expected = vector.size / 256
     assert ((counts - expected) ** 2 / expected).sum() < 377
+
+
+@pytest.mark.parametrize(
+    ("most", "examples", "warns"), [(1, 1, False), (10_000, 100, False), (10**6, 100, True), (10**9, 10**9, False)]
+)
+def test_a_bound_of_examples_far_above_what_clients_have_is_warned_of_once(
+    most: int, examples: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    circle = Circle(10)
+    for _ in range(2):
+        task, summing, _ = circle.begin(most)
+        for client in circle.ids:
+            masked = circle.people[client].begin(task).mask(Update(dict(circle.model), examples))
+            assert isinstance(masked, Masked)
+            summing.add(client, masked)
+        circle.open(summing)
+    found = [each for each in caplog.messages if "max_examples" in each]
+    assert len(found) == warns
+    assert all("a client has 100 examples on average, and may have 1000000" in each for each in found)

@@ -42,6 +42,15 @@ def test_bounds_with_a_limit() -> None:
     assert limits(model(10), 200 * MB)[:2] == (180 * MB, 41 * MB)
 
 
+def test_bounds_with_vectors_under_masks() -> None:
+    """A vector has 4 bytes for a number, 8 for a bool; the sum of all is there while one arrives."""
+    assert limits(model(10), None, vector=80 * MB)[:2] == (140 * MB, 100 * MB)
+    assert limits(model(10), 190 * MB, vector=80 * MB)[:2] == (100 * MB, 100 * MB)
+    assert limits(model(10), 60 * MB, vector=5 * MB)[:2] == (40 * MB, 25 * MB)
+    with pytest.raises(netq.InvalidOption, match="190000000 bytes, the model, two vectors under masks, and their shar"):
+        limits(model(10), 190 * MB - 1, vector=80 * MB)
+
+
 def test_text_and_buffers_follow_from_the_tensors() -> None:
     assert limits(model(10, 100), None)[3:] == (500_000 + 4 * 100 * (5 + 2 * len("(100000,)") + 200), 116 + 4 * 100)
     assert limits(named(100_000, 200), None)[3:] == (MAX_TEXT, MAX_BUFFERS)

@@ -15,7 +15,10 @@ import pytest
 
 import fl
 import netq
-from fl.messages import Masked, Reply, Task, Update
+from fl.messages import Answered, Masked, Reply, Task, Update
+from fl.secure.layout import vector_bytes
+from fl.secure.masker import Masker
+from fl.secure.participant import Masking
 from fl.server.dispatcher import TaskDispatcher
 from netq.security import certificates
 from netq.testing.log import LogRecorder
@@ -111,7 +114,9 @@ def test_what_the_server_receives_has_no_update(monkeypatch: pytest.MonkeyPatch)
     replies = [each.content for each in received if isinstance(each, Reply) and each.job.purpose == "train"]
     assert len(replies) == 5
     assert all(isinstance(each, Masked) for each in replies)
-    assert {name for each in replies for name in vars(each)} == {"number", "vector", "packets", "shares", "secrets"}
+    assert {name for each in replies for name in vars(each)} == {
+        *("session", "number", "vector", "packets", "shares", "secrets")
+    }
 
 
 def test_a_round_goes_on_without_a_client_that_is_lost_in_it() -> None:
@@ -145,6 +150,51 @@ def test_without_recovery_a_round_with_a_lost_client_is_repeated() -> None:
         assert void.clients == ()
         assert "with recovers=False a sum without cannot be opened" in str(void.failures[IDS[0]])
         assert sorted(counted.clients) == IDS[:3]  # one that has just failed is not asked again
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_vector_of_an_attempt_before_is_dropped_and_the_next_one_counts(recovers: bool) -> None:
+    """The late client sends both: that of the void attempt would be in no sum, and the other one is right."""
+    masker = Masker(fl.SecurePolicy(), netq.CommunicatorOptions())
+    masker.is_client(IDS[3])
+    late: list[Reply] = []
+
+    def answers(task: Task) -> list[Reply]:
+        begun = masker.begin(task)
+        if not isinstance(begun, Masking):
+            assert begun is not None
+            return [Reply(task.job, begun)]
+        trained = trains(3)(dict(task.model), {"round": task.job.round})
+        del trained.model["mask"]  # a constant
+        late.append(Reply(task.job, begun.mask(trained)))
+        return late if len(late) == 2 else []
+
+    secure = fl.SecureAggregation(recovers=recovers)
+    with federation(fl.FedAvg(max_examples="equal"), secure, clients=3, min_clients=4) as found:
+        found.join_raw(IDS[3], answers)
+        found.server.wait(4, SOON)
+        found.set_deadline(0.3)
+        assert found.server.round().clients == ()
+        found.set_deadline(SOON)
+        assert sorted(found.server.round().clients) == IDS[:4]
+        assert len(late) == 2
+
+
+def test_a_vector_of_no_attempt_fails_at_once() -> None:
+    """Its client owes no other one."""
+    masker = Masker(fl.SecurePolicy(), netq.CommunicatorOptions())
+    masker.is_client(IDS[3])
+
+    def answers(task: Task) -> list[Reply]:
+        begun = masker.begin(task)
+        wrong = Masked(task.secure["session"], 77, np.zeros(8, np.uint8))
+        return [Reply(task.job, begun if isinstance(begun, Answered) else wrong)]
+
+    with federation(fl.FedAvg(max_examples="equal"), SECURE, clients=3) as found:
+        found.join_raw(IDS[3], answers)
+        report = found.round(4)
+        assert sorted(report.clients) == IDS[:3]
+        assert "a vector of the masked round 77; expected 1" in str(report.failures[IDS[3]])
 
 
 def test_a_client_that_joins_later_takes_part_from_then_on() -> None:
@@ -229,6 +279,24 @@ def test_what_cannot_be_combined_is_refused(settings: Any, reason: str) -> None:
         fl.Server(model(), **{"secure": SECURE, "strategy": fl.FedAvg(max_examples=9), **settings})
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.uint8, np.bool_])
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_vector_that_is_larger_than_four_models_has_room(dtype: Any, bound: bool) -> None:
+    size = 6_000_000
+    start = {"w": np.zeros(size, dtype)}
+    vector = vector_bytes(start, {"w": "trained"}, ())
+    least = start["w"].nbytes + 2 * vector + 20_000_000
+    settings: dict[str, Any] = {"memory_limit": least} if bound else {}
+    secure, strategy = fl.SecureAggregation(), fl.FedAvg(max_examples="equal")
+    if bound:
+        with pytest.raises(netq.InvalidOption, match=f"memory_limit: {least - 1}; expected {least} bytes"):
+            fl.Server(start, secure=secure, strategy=strategy, memory_limit=least - 1)
+    with Federation(start, strategy=strategy, secure=secure, min_clients=3, **settings) as found:
+        for id in IDS[:3]:
+            found.join(id, lambda model, config: fl.Update(model, 1))
+        assert len(next(found.server.rounds(1)).clients) == 3
+
+
 def test_a_model_with_infinity_is_refused() -> None:
     infinite = {"w": np.zeros(2, np.float32), "range.activation_post_process.min_val": np.full(2, np.inf)}
     with pytest.raises(netq.InvalidOption, match="holds infinity, whose change is no number"):
@@ -242,7 +310,8 @@ def test_a_model_with_infinity_is_refused() -> None:
         ({"clip": 0}, "clip: 0; expected a number"),
         ({"clip": float("nan")}, "clip"),
         ({"step": 0}, "step"),
-        ({"metrics": "loss"}, "metrics: 'loss'; expected names"),
+        ({"metrics": "loss"}, "metrics: 'loss'; expected 100 names at most"),
+        ({"metrics": [f"m{number}" for number in range(101)]}, "metrics: .*; expected 100 names at most"),
         ({"recovers": 1}, "recovers"),
     ],
 )

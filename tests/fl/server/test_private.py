@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +16,13 @@ import pytest
 import fl
 import netq
 from fl.callbacks.jsonl import record, scalars
-from fl.privacy.accountant import of_concentrated, of_gaussian
+from fl.privacy.accountant import of_gaussian
 from fl.server.checkpoint import load
 from tests.fl.aggregation.test_update_store import disk_of
 from tests.fl.federation import A, B, Federation, at
 from tests.fl.server.test_masked import IDS
 
-LITTLE = fl.DifferentialPrivacy(clip=10.0, noise_multiplier=0.01, delta=1e-3)
+LITTLE = fl.DifferentialPrivacy(clip=10.0, noise_multiplier=0.01, delta=1e-3)  # it hides nothing: epsilon is infinite
 LOCAL = at(netq.NetworkLocation("127.0.0.1", 0))
 
 
@@ -49,13 +50,12 @@ def test_all_clients_weigh_the_same() -> None:
         assert found.server.model["w"] == pytest.approx(np.full((30, 20), 0.25), abs=12 * 0.1 / 4)
         assert np.std(found.server.model["w"]) > 0.1 / 4 / 3
         assert found.server.model["w"].dtype == np.float32
-    assert report.privacy == fl.PrivacySpent(
-        of_gaussian(0.01, 1e-3), 1e-3, 1, 0.01, sampling=1.0, clip=10.0, trusts_server=True
-    )
+    assert report.privacy == fl.PrivacySpent(math.inf, 1e-3, 1, 0.01, sampling=1.0, clip=10.0, trusts_server=True)
     assert "epsilon" in str(report)
     assert "at delta 0.001" in str(report)
     assert scalars(report)["epsilon"] == report.privacy.epsilon
-    assert json.loads(json.dumps(record(report)))["privacy"]["rounds"] == 1
+    written = json.loads(json.dumps(record(report), allow_nan=False))["privacy"]
+    assert (written["rounds"], written["epsilon"]) == (1, None)  # of infinity
 
 
 def test_one_client_moves_the_model_by_its_clip_at_most() -> None:
@@ -118,8 +118,56 @@ def test_a_federation_without_noise_cannot_have_it_later(tmp_path: Path) -> None
 def test_no_model_leaves_if_the_ledger_cannot_be_written(tmp_path: Path) -> None:
     with federation(LITTLE, checkpoint=tmp_path / "c") as found:
         found.round(4)
+        before = found.server.model
         with disk_of(10), pytest.raises(OSError, match="File too large"):
             found.server.round()
+        assert found.server.model is before
+        assert found.server.number == 1
+        report = found.round(4)
+        assert report.number == 2
+        assert report.privacy is not None
+        assert report.privacy.rounds == 3  # the noise of the attempt before was drawn
+        assert load(tmp_path / "c")["privacy"]["ledger"][0][3] == 3
+
+
+class Breaks(fl.FedAvg):
+    """Fails when it gets a mean, which has noise, for the first two times."""
+
+    left = 2
+
+    def finish(self, model: Any, *, number: int) -> Any:
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("no")
+        return super().finish(model, number=number)
+
+    @property
+    def takes_means(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("secure", [None, fl.SecureAggregation()])
+def test_an_attempt_that_is_void_after_its_noise_was_drawn_is_charged(tmp_path: Path, secure: Any) -> None:
+    """That it is void depends on the clients' data."""
+    with federation(LITTLE, strategy=Breaks(), secure=secure, checkpoint=tmp_path / "c") as found:
+        assert found.round(4).clients == ()
+        assert load(tmp_path / "c")["privacy"]["ledger"][0][3] == 1
+        assert found.round(4).clients == ()
+        report = found.round(4)
+        assert len(report.clients) == 4
+        assert report.privacy is not None
+        assert report.privacy.rounds == 3
+
+
+def test_an_evaluation_under_masks_with_noise() -> None:
+    for privacy in (LITTLE, fl.DifferentialPrivacy(clip=10.0, noise_multiplier=0.01, quantile=0.5)):
+        with Federation(model(), privacy=privacy, min_clients=3, secure=fl.SecureAggregation(), evaluate=True) as found:
+            for number, id in enumerate(IDS[:3]):
+                found.join(id, adds(0.1), lambda model, config, number=number: fl.Report(number + 1, {"loss": 1.0}))
+            report = found.round(3)
+            assert report.evaluation == {}
+            assert report.evaluation_failures == {}
+            assert len(report.evaluation_examples) == 3
 
 
 def test_without_a_checkpoint_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +208,7 @@ def test_clients_add_the_noise_under_masks() -> None:
     assert report.masked == fl.MaskedSum(4, None)
     assert report.privacy is not None
     assert not report.privacy.trusts_server
-    assert report.privacy.epsilon == pytest.approx(of_concentrated(0.5 / 0.01**2, 1e-3))
+    assert report.privacy.epsilon == math.inf  # so little noise hides nothing
     assert report.failures == {}
     assert report.metrics == {}
     assert ", masked, epsilon " in str(report)
@@ -205,7 +253,8 @@ def test_a_client_that_wants_noise_gives_nothing_without() -> None:
         ({"strategy": fl.FedAvg(staleness="hinge(10, 4)")}, "takes late updates, with which a client adds twice"),
         ({"relays": True}, "the clip of DifferentialPrivacy needs each update"),
         ({"roles": {"v": "averaged"}}, r"'v' changes with the data, and is no tensor to which noise can be added"),
-        ({"roles": {"w": "local", "v": "constant"}}, "no trained tensor"),
+        ({"roles": {"w": "local", "v": "constant"}}, "no trained element"),
+        ({"privacy": fl.DifferentialPrivacy(1.0, 1e6), "min_clients": 10**8}, "would have too few steps"),
         (
             {"privacy": fl.DifferentialPrivacy(1.0, 1.0, sampling=0.5), "strategy": fl.FedAvg(fraction=0.5)},
             r"selects a part of the clients, and DifferentialPrivacy.sampling draws them; expected fraction=1.0",
@@ -238,8 +287,26 @@ def test_a_simulation_can_be_repeated() -> None:
     assert not np.array_equal(models[0], models[2])
     assert models[0] == pytest.approx(np.full((30, 20), 0.75), abs=12 * 0.1 / 40 * 3**0.5)
     assert results[0].reports[-1].privacy == fl.PrivacySpent(
-        of_gaussian(0.01 / 3**0.5, 1e-3), 1e-3, 3, 0.01, sampling=1.0, clip=10.0, trusts_server=True
+        math.inf, 1e-3, 3, 0.01, sampling=1.0, clip=10.0, trusts_server=True
     )
+
+
+def test_a_client_that_has_failed_is_drawn_again() -> None:
+    def fails_first(model: Any, config: Any) -> fl.Update:
+        if config["round"] < 5 and config["partition"] < 60:
+            raise RuntimeError("not yet")
+        return train(model, config)
+
+    privacy = fl.DifferentialPrivacy(clip=10.0, noise_multiplier=0.5, sampling=0.5)
+    settings: dict[str, Any] = {"privacy": privacy, "seed": 1, "processes": 2, "devices": fl.Devices()}
+    with pytest.raises(fl.SimulationError):  # an error of a function ends a simulation; a skip does not
+        fl.simulate(model(), [fails_first] * 120, 1, **settings)
+
+    def late(model: Any, config: Any) -> Any:
+        return fl.Skip("not yet") if config["round"] < 5 and config["partition"] < 60 else train(model, config)
+
+    result = fl.simulate(model(), [late] * 120, 8, **settings)
+    assert any(client.int < 60 for client in result.reports[-1].clients)
 
 
 @pytest.mark.parametrize("devices", [None, fl.Devices()])

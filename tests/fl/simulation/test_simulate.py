@@ -611,6 +611,8 @@ def test_spawn_reports_functions_that_cannot_be_imported(monkeypatch: pytest.Mon
         ({"engine": "ray2"}, "simulate.engine: 'ray2'; expected 'processes' or 'ray' or 'network'"),
         ({"memory_limit": 100}, "simulate.memory_limit: 100; expected None, or engine='network'"),
         ({"wait": 1}, "simulate.wait: 1; expected None, or engine='network'"),
+        ({"relays": True}, "simulate.relays: True; expected False, or engine='network'"),
+        ({"secure": fl.SecureAggregation()}, "expected None, or engine='network'"),
         (
             {"keep": "x", "engine": "network"},
             "simulate.keep: 'x'; expected None, or engine='processes' or engine='ray'",
