@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge.approvals import Approvals, Source
 from edge.audit import Audit
-from edge.budget import Budget
 from edge.child import ChildFailed, TrainingFailed
 from edge.outgoing import FAILED, PASSED, Allowed, Withheld, names_of
 from edge.policy import Policy
@@ -24,6 +24,9 @@ from edge.record import Record
 from netq.errors import NotNow, Unreadable
 from netq.text import describe
 from netq.utils.stream import Stream
+
+if TYPE_CHECKING:
+    from edge.budget import Budget
 
 log = logging.getLogger("edge")
 
@@ -54,7 +57,7 @@ class Guard:
         self._rules = rules
         self._server = server
         self._approvals = Approvals(state) if policy.approve and state is not None else None
-        self._budget = Budget(policy, state) if policy.noises and state is not None else None
+        self._budget = _budget(policy, state) if policy.noises and state is not None else None
         try:
             self._audit = None if policy.audit is None else Audit(policy.audit)
         except OSError as error:
@@ -157,7 +160,7 @@ class Guard:
         """Write a line of the audit log. Return why that fails: then no reply leaves."""
         if self._audit is None:
             return ""
-        budget = {} if self._budget is None else {"epsilon": self._budget.epsilon, "delta": self.policy.delta}
+        budget = {} if self._budget is None else {"epsilon": _finite(self._budget.epsilon), "delta": self.policy.delta}
         source = {"source": self._source} if self._source else {}
         try:
             self._audit.add({"server": self._server, "task": task.title, "key": task.key, **source, **entry, **budget})
@@ -165,3 +168,14 @@ class Guard:
             log.error("%s: %s: cannot be written (%s): no reply leaves", task.title, self.policy.audit, error.strerror)
             return f"the policy of this device withholds it: its audit log cannot be written ({error.strerror})"
         return ""
+
+
+def _budget(policy: Policy, state: Path) -> Budget:
+    from edge.budget import Budget  # numpy
+
+    return Budget(policy, state)
+
+
+def _finite(number: float) -> float | None:
+    """Return a number as JSON has it."""
+    return number if math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""What a device lets leave: the rules of the table [policy]. Pure, and imports no numpy.
+"""What a device lets leave: the rules of the table [policy]. Pure; imports numpy only for rules of noise.
 
 edge/guard.py applies them in the agent's process, to the replies of fl's functions and of Flower's apps alike.
 """
@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fl.privacy.accountant import Ledger, Noise
-from fl.privacy.options import DifferentialPrivacy
 from netq.errors import InvalidOption
 from netq.validate import expect, flag
+
+if TYPE_CHECKING:
+    from fl.privacy.accountant import Ledger, Noise
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,9 @@ class Policy:
         for key, other in (("clip", "noise_multiplier"), ("noise_multiplier", "clip")):
             if getattr(self, key) is None:
                 raise InvalidOption(f"Policy.{key}: missing; expected a number, as there is policy.{other}")
+        from fl.privacy.accountant import Ledger  # numpy, which an agent without noise does not need
+        from fl.privacy.options import DifferentialPrivacy
+
         assert self.clip is not None
         assert self.noise_multiplier is not None
         try:
@@ -109,6 +113,8 @@ class Policy:
     @property
     def noise(self) -> Noise:
         """Of one update. Two updates that are clipped differ by 2 · clip, and the server sees each one."""
+        from fl.privacy.accountant import Noise
+
         assert self.noise_multiplier is not None
         return Noise(self.noise_multiplier / 2)
 
