@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -412,6 +414,14 @@ def test_agent_loads_no_object_of_the_child_but_its_answers() -> None:
             send(theirs, other, theirs.fileno())
             with pytest.raises(pickle.UnpicklingError, match="is no answer"):
                 receive_answer(ours)
+
+
+def test_agent_with_a_policy_of_names_needs_no_numpy() -> None:
+    policy = "edge.Policy(tensors=('w',), metrics=(), approve=True)"
+    code = (
+        f"import sys, edge.agent, edge.flower; {policy}; print({{'numpy', 'flwr', 'cryptography'}} & {{*sys.modules}})"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
 
 
 def test_scripts_get_the_same_errors() -> None:
