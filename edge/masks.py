@@ -47,7 +47,9 @@ class Masks:
             begun = self._masker.begin(MESSAGES.load(task.stream))
             return finished(task.job, begun) if isinstance(begun, Answered) else begun
         except (InvalidUpdate, SecurityError, Unreadable, ImportError) as error:
-            log.error("%s: not done: %s", task.title, error)
+            # A step has a number of its own, and the server says what comes of it.
+            level = logging.INFO if task.job.purpose == "secure" else logging.ERROR
+            log.log(level, "%s: not done: %s", task.title, error)
             return str(error)
 
     def masked(self, masking: Masking, task: Task, reply: Stream) -> Finished | str:

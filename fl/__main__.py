@@ -394,7 +394,7 @@ def _serve(config: Config) -> None:
             for _ in server.rounds(left):
                 pass  # the callbacks report it
         except (SystemExit, KeyboardInterrupt):
-            saved = "" if path is None else f"; the last one is in {path}"
+            saved = "" if path is None or not server.number else f"; the last one is in {path}"
             log.info("stopped: %d of %d rounds are done%s", server.number, config.rounds, saved)
             raise
         if config.save is not None:

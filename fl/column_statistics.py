@@ -11,6 +11,7 @@ the values scaled to 0 … 1, each rounded to a whole number of 2**-30. A client
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 from collections.abc import Iterator, Mapping
@@ -26,9 +27,12 @@ from netq.errors import InvalidOption
 from netq.text import printable
 from netq.validate import expect, is_number, is_whole
 
+log = logging.getLogger("netq.fl")
+
 _SCALE = 2**30  # steps of the range, in sum and squares
 _MOST = 2**32 - 1  # values of a column in all clients: 64 bits hold their sum
 _LARGEST = 1e150  # of a range: a variance is finite
+_FEW = 3  # different values whose counts follow from count, mean and variance
 _MAX_COLUMNS = 100
 _MAX_BINS = 1000  # of a column
 _MAX_NUMBERS = 2**14  # in a vector, which is a small message: 128 KiB
@@ -70,13 +74,16 @@ class Column:
     def _numbers(self) -> int:
         return _HEAD + self.bins
 
-    def _block(self, name: str, values: Any) -> Vector:
-        """Return the block of a client's values. Raises InvalidUpdate."""
+    def _block(self, name: str, values: Any) -> tuple[Vector, int]:
+        """Return the block of a client's values, and how often the rarest of them is there, if they are few.
+
+        Raises InvalidUpdate.
+        """
         array = np.asanyarray(values)
         if array.ndim != 1 or array.dtype.kind not in "biuf":
             raise InvalidUpdate(
                 f"columns: {name!r}: {array.dtype} of shape {array.shape}; expected an array of numbers or bools in "
-                "one dimension, with NaN for a missing value"
+                'one dimension, with NaN for a missing value (float("nan"), not None)'
             )
         numbers = np.ma.filled(array.astype(np.float64), np.nan)
         there = numbers[~np.isnan(numbers)]
@@ -84,7 +91,9 @@ class Column:
         scaled = (inside - self.low) / (self.high - self.low)
         missing, below, above = numbers.size - there.size, (there < self.low).sum(), (there > self.high).sum()
         cells, _ = np.histogram(inside, self.bins, (self.low, self.high))
-        return np.array([1, inside.size, missing, below, above, _fixed(scaled), _fixed(scaled**2), *cells], np.int64)
+        block = np.array([1, inside.size, missing, below, above, _fixed(scaled), _fixed(scaled**2), *cells], np.int64)
+        _, counts = np.unique(inside, return_counts=True)
+        return block, int(counts.min()) if 0 < counts.size <= _FEW else _MOST
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +253,19 @@ class Query:
             if name not in data:
                 answer.withheld[name] = "it has no such column"
                 continue
-            block[:] = _protected(column._block(name, data[name]), least)
+            try:
+                found, fewest = column._block(name, data[name])
+            except InvalidUpdate as error:  # whose text has the number of records
+                log.error("%s", error)
+                answer.withheld[name] = "it is no array of numbers in one dimension; the log of the client says more"
+                continue
+            if fewest < least <= found[1]:
+                answer.withheld[name] = (
+                    f"it has {_FEW} different values at most, one of them fewer than {least} times: count, mean and "
+                    "variance would tell how often"
+                )
+                continue
+            block[:] = _protected(found, least)
             if not block[0]:
                 answer.withheld[name] = f"it has fewer than {least} values from {column.low:g} to {column.high:g}"
         return answer
@@ -304,15 +325,17 @@ def _fixed(scaled: NDArray[np.float64]) -> int:
 def _protected(block: Vector, least: int) -> Vector:
     """Return a block without numbers of 1 to least - 1 values: zeros if its count is one, else zeros in their place.
 
-    If `count` and the cells that are left would tell such a number, as those of a single cell, the smallest of these
-    cells are 0, too.
+    If `count` and the cells that are left would tell such a number, as that of a single cell, the next smallest cell is
+    0, too.
     """
     count, cells = int(block[1]), block[_HEAD:]
     if count < max(1, least):
         return np.zeros_like(block)
     shown = cells >= least
-    if 0 < count - int(cells[shown].sum()) < least:
-        shown &= cells > cells[shown].min()
+    for at in np.argsort(np.where(shown, cells, count + 1), kind="stable"):
+        if not (shown[at] and 0 < count - int(cells[shown].sum()) < least):
+            break
+        shown[at] = False
     others = np.where(block[2:5] < least, 0, block[2:5])
     return np.concatenate([block[:2], others, block[5:_HEAD], np.where(shown, cells, 0)])
 

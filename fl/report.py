@@ -61,7 +61,7 @@ class MaskedSum:
     clipped: float | None
 
     def __str__(self) -> str:
-        return ", masked" if self.clipped is None else f", masked, {self.clipped:.2%} clipped"
+        return "masked" if self.clipped is None else f"masked, {self.clipped:.2%} clipped"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class PrivacySpent:
     trusts_server: bool
 
     def __str__(self) -> str:
-        return f", epsilon {self.epsilon:.3g} at delta {self.delta:g}"
+        return f"epsilon {self.epsilon:.3g} at delta {self.delta:g}"
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class RoundReport:
         if self.evaluation_skipped:
             failed += f", {len(self.evaluation_skipped)} evaluations skipped"
         suspended = f", {len(self.suspended)} suspended" if self.suspended else ""
-        masked = "" if self.masked is None else str(self.masked)
-        privacy = "" if self.privacy is None else str(self.privacy)
+        masked = "" if self.masked is None else f", {self.masked}"
+        privacy = "" if self.privacy is None else f", {self.privacy}"
         return (
             f"round {self.number}: {clients}{failed}{suspended}{masked}{privacy}{metrics}{evaluation}"
             f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out"

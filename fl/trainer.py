@@ -124,7 +124,10 @@ class Trainer:
             log.error("round %d: the task cannot be read: %s", task.job.round, error)
             return f"the task cannot be read: {error}"
         except (InvalidUpdate, SecurityError) as error:
-            log.error("round %d: %s", task.job.round, error)
+            if is_step:  # which has a number of its own; the server says what comes of it
+                log.info("a step of secure aggregation: %s", error)
+            else:
+                log.error("round %d: %s", task.job.round, error)
             return str(error)
         return content if isinstance(content, str) else finished(task.job, content)
 

@@ -8,6 +8,7 @@ tables, and docs/how-to/aggregator.md what they mean; fl.Server and the classes 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -31,8 +32,16 @@ from netq.options import CommunicatorOptions, NetworkLocation, Protocol, Securit
 from netq.text import describe
 from netq.toml_file import CONNECTION, File, in_file_terms, named_object
 
+log = logging.getLogger("fl")
+
 _PATIENCE = tuple(each.name for each in fields(fl.Patience))
 _COUNTS = ("min_clients", "wait", "suspend_after", "void_rounds")
+_TABLES = {
+    "server.privacy: ": "[privacy]: ",
+    "server.secure: ": "[secure]: ",
+    "DifferentialPrivacy.": "privacy.",
+    "SecureAggregation.": "secure.",
+}
 _SETTINGS = ("min_clients", "wait", *_PATIENCE, "evaluate", "memory_limit", "relays")
 
 
@@ -141,7 +150,7 @@ class Config:
         try:
             return make(self.options, **settings)
         except (InvalidOption, SecurityError) as error:
-            raise InvalidOption(f"{self.path}: {in_file_terms(error)}") from error
+            raise InvalidOption(f"{self.path}: {_in_terms(error)}") from error
         except AddressError as error:
             raise AddressError(
                 f"{self.path}: {str(error).replace(' (netloc)', ' (server.host, server.port)')}"
@@ -156,6 +165,9 @@ class Config:
             best["path"] = _simulated(best["path"])
         patience = replace(self.settings.get("patience", fl.Patience()), void_pause=0.0)  # nothing would change in it
         unused = ("memory_limit", "wait", "relays", "secure")  # no server sees an update
+        if "secure" in self.settings:
+            more = ", and noise under masks is more than here" if "privacy" in self.settings else ""
+            log.warning("[secure] is not used: a simulation has no server that updates are kept from%s", more)
         settings = {name: value for name, value in self.settings.items() if name not in unused}
         settings["patience"] = patience
         return replace(self, settings=settings, save=_simulated(self.save), save_best=best, callbacks=callbacks)
@@ -177,6 +189,14 @@ class Config:
         except InvalidOption as error:
             raise InvalidOption(f"{self.path}: {error}") from None
         return model
+
+
+def _in_terms(error: Exception) -> str:
+    """Return the text of an error of fl.Server, with the tables of the file."""
+    text = in_file_terms(error)
+    for name, table in _TABLES.items():
+        text = text.replace(name, table)
+    return text
 
 
 def _simulated(path: Path | None) -> Path | None:
@@ -281,8 +301,10 @@ def settings(file: File) -> dict[str, Any]:
     if "secure" in file.tables:
         found["secure"] = file.options("secure", fl.SecureAggregation, file.table("secure"))
     if "privacy" in file.tables:
-        needed = {"clip": None, "noise_multiplier": None}
-        found["privacy"] = file.options("privacy", fl.DifferentialPrivacy, {**needed, **file.table("privacy")})
+        for key in ("clip", "noise_multiplier"):
+            value = file.table("privacy").get(key)
+            file.check(f"privacy.{key}", value, value is not None, "a number above 0, as in 1.0")
+        found["privacy"] = file.options("privacy", fl.DifferentialPrivacy, file.table("privacy"))
     return {**found, **_roles(file)}
 
 

@@ -77,9 +77,9 @@ class Ledger:
             return _of_drawn(drawn, delta)
         return of_concentrated(discrete, delta / 2) + _of_drawn(drawn, delta / 2)
 
-    def epsilon_with(self, noise: Noise, delta: float) -> float:
-        """Return the epsilon after one more round."""
-        return Ledger(self._rounds).add(noise).epsilon(delta)
+    def epsilon_with(self, noise: Noise, delta: float, count: int = 1) -> float:
+        """Return the epsilon after more rounds."""
+        return Ledger(self._rounds).add(noise, count).epsilon(delta)
 
     def state(self) -> list[list[Any]]:
         """Return it as plain values."""

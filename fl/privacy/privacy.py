@@ -28,7 +28,7 @@ from fl.privacy.noise import normal
 from fl.privacy.options import DifferentialPrivacy
 from fl.report import PrivacySpent
 from fl.tensors.blocks import BLOCK
-from fl.tensors.spec import Model, specs_of
+from fl.tensors.spec import Model, Spec, specs_of
 from netq.errors import InvalidOption
 from netq.text import describe
 from netq.validate import expect, is_number
@@ -38,6 +38,7 @@ log = logging.getLogger("netq.fl")
 T = TypeVar("T")
 
 _RATE = 0.2  # by which the clip follows the norms, per round: exp(-rate * (the part within it - quantile))
+_MUCH = 10  # noise in a mean, in multiples of the clip, that is warned of
 _RANGE = 1e6  # the clip stays within so many times the first one, and its inverse
 
 
@@ -64,12 +65,28 @@ class Privacy:
         self._bounded: Bounded | None = None
         self._total: NDArray[np.int64] | None = None  # of the changes of this round; None before its first one
         self.within: float | None = None
-        self._has_warned = False
+        self._has_told = False
+        self._elements = 0
         first, most = self._ledger.epsilon_with(self._noise, options.delta), options.max_epsilon
         if most is not None and first > most:
             raise InvalidOption(
                 f"DifferentialPrivacy.max_epsilon: {most}; expected more than the {first:.3g} of one round, or more "
                 "noise"
+            )
+
+    def check(self, specs: Mapping[str, Spec], clients: int) -> None:
+        """Raise InvalidUpdate for a model that cannot be summed with this noise. specs: of its trained tensors."""
+        Bounded(specs, self.clipping, clients)
+        self._elements = sum(spec.size for spec in specs.values())
+
+    def check_population(self, clients: int, whose: str) -> None:
+        """Raise InvalidOption if rounds may begin with too few clients to draw from."""
+        chance = self._options.sampling
+        least = 1 if chance == 1 else math.ceil(math.log(EMPTY * self._options.delta) / math.log1p(-chance))
+        if clients < least:
+            raise InvalidOption(
+                f"{whose}: {clients}; expected {least} or more: with sampling={chance:g} it must be unlikely that none "
+                "is drawn"
             )
 
     @property
@@ -102,6 +119,15 @@ class Privacy:
             trusts_server=not self.at_clients,
         )
 
+    def warn_if_short(self, rounds: int) -> None:
+        """Warn if so many rounds do not fit into the budget."""
+        most, options = self._options.max_epsilon, self._options
+        if most is not None and rounds > 0 and not self.is_spent:
+            whole = self._ledger.epsilon_with(self._noise, options.delta, rounds)
+            if whole > most:
+                text = "max_epsilon=%g ends these %d rounds early: all of them would have epsilon %.3g"
+                log.warning(text, most, rounds, whole)
+
     def drawn(self, clients: Sequence[T]) -> list[T]:
         """Begin an attempt of a round. Return which of the clients are asked. Raises PrivacyBudgetSpent."""
         if self.is_spent:
@@ -110,7 +136,7 @@ class Privacy:
                 f"max_epsilon={self._options.max_epsilon}: the model is final"
             )
         self.abandon()
-        self._warn(len(clients))
+        self._tell(len(clients))
         chance = self._options.sampling
         self._clients = max(1.0, chance * len(clients))
         if chance == 1:
@@ -122,11 +148,25 @@ class Privacy:
             return []
         return [each for each in clients if self._source.random() < chance]
 
-    def _warn(self, clients: int) -> None:
-        if not self._has_warned and self._options.delta * clients >= 1:
+    def _tell(self, clients: int) -> None:
+        """Say once what the options come to for so many clients."""
+        if self._has_told or not clients:
+            return
+        self._has_told, options = True, self._options
+        noise = options.noise_multiplier * self.clipping.clip * math.sqrt(self._elements) / clients
+        text = "noise: the mean of a round of %d clients has some of norm %.3g; a change has %.3g at most"
+        log.log(
+            logging.WARNING if noise > _MUCH * self.clipping.clip else logging.INFO,
+            text,
+            clients,
+            noise,
+            self.clipping.clip,
+        )
+        if options.delta * clients >= 1:
             text = "delta=%g is 1/%d or more: it allows to publish all that one of %d clients has; expected less"
-            log.warning(text, self._options.delta, clients, clients)
-            self._has_warned = True
+            log.warning(text, options.delta, clients, clients)
+        if self._ledger.epsilon_with(self._noise, options.delta) == math.inf:
+            log.warning("noise_multiplier=%g is too little: no epsilon holds", options.noise_multiplier)
 
     def fold(self, start: Model, trained: Model) -> None:
         """Add a client's change to the sum. Raises InvalidUpdate, with nothing changed, for one that is not finite."""

@@ -38,7 +38,7 @@ class SecureAggregation:
         flag("SecureAggregation.recovers", self.recovers)
         for name, value, right, form in (
             ("min_clients", self.min_clients, is_whole(self.min_clients, 3), "3 or more: two would know each other's"),
-            ("clip", self.clip, is_number(self.clip, 1e-6, 1e6), "a number, as in 16.0"),
+            ("clip", self.clip, is_number(self.clip, 1e-6, 1e6), "a number above 0, as in 16.0"),
             ("step", self.step, is_number(self.step, 1e-3) and math.isfinite(self.step), "seconds, as in 30.0"),
         ):
             expect(right, f"SecureAggregation.{name}", value, form)
@@ -74,8 +74,9 @@ class SecurePolicy:
         expect(right, "SecurePolicy.min_clients", self.min_clients, "a whole number, 2 or more")
         right = is_number(self.noise_multiplier, 0, 1e6)
         expect(right, "SecurePolicy.noise_multiplier", self.noise_multiplier, "0 or more, as in 1.0")
+        object.__setattr__(self, "required", self.required or self.certificates or self.noise_multiplier > 0)
 
     def check_unmasked(self) -> None:
         """Raise InvalidUpdate if this client sends nothing without masks."""
-        if self.required or self.certificates or self.noise_multiplier > 0:
+        if self.required:
             raise InvalidUpdate("this client answers under secure aggregation only, and the server does not use it")

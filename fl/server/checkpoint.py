@@ -178,6 +178,20 @@ def _read_body(path: Path, file: BinaryIO) -> memoryview:
     return body
 
 
+def spent_in(path: str | os.PathLike[str]) -> int:
+    """Return how many rounds with noise a checkpoint has; 0 if there is none, or a file that is none."""
+    if not is_there(path):
+        return 0
+    try:
+        state = load(path)
+    except CheckpointError:
+        return 0
+    match state:
+        case {"privacy": {"ledger": list(rounds)}}:
+            return sum(count for *_, count in rounds)
+    return 0
+
+
 class Saved(NamedTuple):
     """What a checkpoint has besides the strategy's state."""
 
@@ -223,6 +237,7 @@ def restored(path: str | os.PathLike[str], strategy: Strategy) -> Saved:
                 ) from error
             try:
                 assign(found := State(model, roles), None)
+                found.is_restored = True
             except (InvalidOption, InvalidUpdate) as error:
                 raise CheckpointError(f"{path}: {error}; expected a checkpoint of this version") from error
             return Saved(uuid.UUID(bytes=federation), number, is_over, standings, found, privacy, is_older)

@@ -25,7 +25,7 @@ from fl.report import ClientFailure, FailureKind, PrivacySpent, RoundReport
 from fl.schedules import resolved
 from fl.server import details
 from fl.server.aggregation import Aggregation
-from fl.server.checkpoint import Checkpoint
+from fl.server.checkpoint import Checkpoint, spent_in
 from fl.server.patience import Attempts, Patience
 from fl.server.validation import check_config, check_privacy, check_settings, checked_callbacks, checked_evaluation
 from fl.strategies.base import Strategy
@@ -46,7 +46,8 @@ class Void(Exception):
 
 
 class Federation:
-    """The model, and how it becomes the next one. The arguments are those of fl.Server.
+    """The model, and how it becomes the next one. The arguments are those of fl.Server. Raises CheckpointError.
+
 
     number:      of the last round that counted.
     is_over:     whether a callback has ended the rounds; a resumed federation knows it, too.
@@ -84,6 +85,12 @@ class Federation:
         self.privacy = privacy
         if privacy is not None:
             check_privacy(privacy, self.strategy, self.model, self.roles, min_clients)
+            is_new = not getattr(model, "is_restored", False)
+            if checkpoint is not None and is_new and (found := spent_in(checkpoint)):
+                raise CheckpointError(
+                    f"{checkpoint}: has the ledger of {found} rounds with noise, and a new federation would write over "
+                    "it; fl.Server.resume goes on from it, or move it away"
+                )
         sees_updates = privacy is None or not privacy.at_clients
         self.aggregation = Aggregation(self.strategy, self.model, self.roles, privacy if sees_updates else None)
         if self.strategy.least > min_clients:
@@ -115,11 +122,11 @@ class Federation:
         """
         expect(is_whole(count), "Server.rounds: count", count, "a whole number")
         self._end = end = self.number + count
+        if self.privacy is not None:
+            self.privacy.warn_if_short(count)
         while self.number < end:
-            if self.privacy is not None and self.privacy.is_spent:
+            if self.is_spent:
                 log.warning("the rounds end after round %d: one more would exceed max_epsilon", self.number)
-                self.is_over = True
-                save()
                 return
             report = attempt()
             yield report
@@ -211,6 +218,11 @@ class Federation:
             if not state:
                 raise CheckpointError("its rounds had no noise, so no epsilon holds; begin anew, or without `privacy`")
             self.privacy.restore(state, is_older=is_older)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether one more round would exceed the largest epsilon."""
+        return self.privacy is not None and self.privacy.is_spent
 
     @property
     def charged(self) -> int:

@@ -145,6 +145,8 @@ class Server:
                 raise netq.InvalidOption(
                     f"Server.relays: {not_through_relays(federation.strategy, privacy=privacy is not None)}"
                 )
+            if federation.privacy is not None:
+                federation.privacy.check_population(min_clients, "Server.min_clients")
             check_secure(
                 *(secure, federation.strategy, federation.model, federation.roles, config),
                 relays=bool(relays),
@@ -219,8 +221,8 @@ class Server:
 
     @property
     def is_over(self) -> bool:
-        """Whether a callback has ended the rounds; a resumed server knows it, too."""
-        return self._federation.is_over
+        """Whether a callback has ended the rounds, or no other one fits into max_epsilon. A resumed server knows it."""
+        return self._federation.is_over or self._federation.is_spent
 
     @property
     def netloc(self) -> netq.NetworkLocation:
@@ -576,7 +578,7 @@ class Server:
             if report.clients:
                 member.is_counted = training.of(member.id).updates > 0
             share = report.shares.get(member.id)
-            if share is not None and not member.is_dominant:  # it was not logged in the round before
+            if share is not None and not (member.is_dominant or report.privacy):  # nor logged in the round before
                 text = "%s: claims %.0f %% of the examples of the round; the strategy's max_examples bounds that"
                 log.warning(text, member, 100 * share)
             member.is_dominant = share is not None

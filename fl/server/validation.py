@@ -14,7 +14,6 @@ from fl.checks import MODEL_IS
 from fl.compression.compressor import Compression
 from fl.envelope import RESERVED
 from fl.errors import InvalidUpdate
-from fl.privacy.bounded import Bounded
 from fl.privacy.privacy import Privacy
 from fl.schedules import resolved
 from fl.secure.layout import LARGEST
@@ -123,15 +122,17 @@ def check_privacy(privacy: Privacy, strategy: Strategy, model: Model, roles: Rol
         ),
         "the server knows who is asked, and with secure aggregation nothing is to be known to it; expected "
         "DifferentialPrivacy.sampling=1.0": is_drawn and privacy.at_clients,
-        f"{', '.join(map(repr, others[:3]))} changes with the data, and is no tensor to which noise can be added; "
-        'expected layers without statistics, as GroupNorm in place of BatchNorm, or roles={"…": "local"}': bool(others),
+        f"noise can be added to trained tensors only, and not to {', '.join(map(repr, others[:3]))}, which follow the "
+        'data; expected GroupNorm in place of BatchNorm, or the role "local" or "constant" (docs/how-to/roles.md)': (
+            bool(others)
+        ),
         f"{name}: its model has no trained element": not any(spec.size for spec in specs_of(trained).values()),
     }
     for why, is_so in wrong.items():
         if is_so:
             raise netq.InvalidOption(f"Server.privacy: {why}")
     try:
-        Bounded(specs_of(trained), privacy.clipping, min_clients)
+        privacy.check(specs_of(trained), min_clients)
     except InvalidUpdate as error:
         raise netq.InvalidOption(f"Server.privacy: {error}") from None
 

@@ -199,6 +199,7 @@ def _virtual(
     settings = {**_DEFAULTS, **settings}
     if (options := settings.get("privacy")) is not None:  # noise that can be repeated
         settings["privacy"] = Privacy(options, at_clients=False, source=random.Random(f"{seed} privacy"))
+        settings["privacy"].check_population(len(clients), "simulate.clients")
     federation = Federation(model, **settings)
     with closing(federation):
         strategy = federation.strategy

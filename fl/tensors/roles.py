@@ -48,7 +48,9 @@ _SPECTRAL = (
 
 
 class State(dict[str, Any]):
-    """A model with the roles that its tensors have by themselves. `fl.state` makes it."""
+    """A model with the roles that its tensors have by themselves. `fl.state` makes it. is_restored: of a checkpoint."""
+
+    is_restored = False
 
     def __init__(self, tensors: Mapping[str, Any], roles: Roles) -> None:
         super().__init__(tensors)

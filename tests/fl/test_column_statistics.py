@@ -131,9 +131,20 @@ def test_small_numbers_are_given_as_zero() -> None:
 
 
 def test_no_small_number_follows_from_the_count_and_the_other_cells() -> None:
-    found = pooled([np.repeat([2.0, 12.0, 22.0], [20, 3, 30])], least=10)
-    assert {at: int(size) for at, size in enumerate(found.histogram) if size} == {4: 30}
-    assert found.suppressed == 23
+    found = pooled([np.repeat([2.0, 12.0, 22.0, 32.0, 42.0], [20, 3, 30, 20, 20])], least=10)
+    assert {at: int(size) for at, size in enumerate(found.histogram) if size} == {4: 30, 6: 20, 8: 20}
+    assert found.suppressed == 23  # one of the smallest cells is enough
+
+
+@pytest.mark.parametrize("bins", [1, 2, 24])
+@pytest.mark.parametrize("counts", [(397, 3), (200, 9, 191)])
+def test_a_rare_one_of_few_values_is_not_told_by_the_mean(counts: tuple[int, ...], bins: int) -> None:
+    column, values = fl.Column(0, 2, bins), np.repeat([0.0, 1.0, 2.0][: len(counts)], counts)
+    _, [answer] = answers([values], 10, age=column)
+    assert not answer.vector.any()
+    assert "3 different values at most, one of them fewer than 10 times" in answer.withheld["age"]
+    _, [answer] = answers([values], 3, age=column)
+    assert answer.vector[1] == values.size
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -212,7 +223,6 @@ def test_a_wrong_question_of_a_server_is_refused(config: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (None, "columns returned NoneType; expected a dict of arrays by name"),
         ({"age": np.zeros((3, 2))}, "columns: 'age': float64 of shape (3, 2); expected an array of numbers or bools"),
         ({"age": np.array(["x"])}, "columns: 'age': <U1 of shape (1,); expected"),
         ({"age": np.array([1j])}, "columns: 'age': complex128 of shape (1,); expected"),
@@ -220,9 +230,16 @@ def test_a_wrong_question_of_a_server_is_refused(config: dict[str, Any]) -> None
         ({"age": 3}, "columns: 'age': int64 of shape (); expected"),
     ],
 )
-def test_wrong_data_of_a_client(data: Any, error: str) -> None:
-    with pytest.raises(InvalidUpdate, match=f"^{re.escape(error)}"):
-        Query({"age": AGE}).measure(data, 1)
+def test_wrong_data_of_a_column_withhold_it(data: Any, error: str, caplog: pytest.LogCaptureFixture) -> None:
+    answer = Query({"age": AGE, "weight": AGE}).measure({**data, "weight": ages(1)}, 1)
+    assert answer.withheld == {"age": "it is no array of numbers in one dimension; the log of the client says more"}
+    assert answer.vector.any()
+    assert error in caplog.text
+
+
+def test_data_that_are_no_columns() -> None:
+    with pytest.raises(InvalidUpdate, match="columns returned NoneType; expected a dict of arrays by name"):
+        Query({"age": AGE}).measure(None, 1)
 
 
 def changed(**changes: int) -> np.ndarray[Any, Any]:

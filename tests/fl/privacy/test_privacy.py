@@ -89,7 +89,7 @@ def test_the_ledger_counts_rounds_that_were_charged() -> None:
         found.charge()
     assert found.spent.rounds == 3
     assert found.spent.epsilon == pytest.approx(of_gaussian(2 / 3**0.5, 1e-5))
-    assert str(found.spent) == ", epsilon 3.71 at delta 1e-05"
+    assert str(found.spent) == "epsilon 3.71 at delta 1e-05"
     assert found.spent.trusts_server
     assert not privacy(at_clients=True).spent.trusts_server
 

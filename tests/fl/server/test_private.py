@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,52 @@ def test_the_ledger_is_in_the_checkpoint_before_a_model_leaves(tmp_path: Path) -
         assert server.number == 1
         assert server._federation.spent is not None
         assert server._federation.spent.rounds == 2
+
+
+def test_a_ledger_is_not_written_over_by_a_new_federation(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    with federation(LITTLE, checkpoint=path) as found:
+        found.round(4)
+        found.round(4)
+        id = found.server._members.queue.id
+    for options in (LOCAL, at(netq.NetworkLocation("127.0.0.1", 0), id)):
+        with pytest.raises(
+            fl.CheckpointError, match=r"the ledger of 2 rounds with noise.*fl.Server.resume goes on"
+        ):
+            fl.Server(model(), options, privacy=LITTLE, checkpoint=path)
+    with fl.Server.resume(path, LOCAL, privacy=LITTLE) as server:
+        assert server.number == 2
+
+
+def test_rounds_that_do_not_fit_into_the_budget_are_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    privacy = fl.DifferentialPrivacy.for_rounds(2, 4.0, clip=1.0)
+    with federation(privacy) as found:
+        list(found.server.rounds(2))
+        assert "early" not in caplog.text
+        assert found.server.is_over
+    with federation(privacy) as found:
+        list(found.server.rounds(3))
+    assert "max_epsilon=4 ends these 3 rounds early: all of them would have epsilon 5.06" in caplog.text
+
+
+def test_a_larger_budget_goes_on(tmp_path: Path) -> None:
+    privacy = fl.DifferentialPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.0)
+    with federation(privacy, checkpoint=tmp_path / "c") as found:
+        list(found.server.rounds(10))
+        assert found.server.is_over
+    with fl.Server.resume(tmp_path / "c", LOCAL, privacy=privacy) as server:
+        assert server.is_over
+    with fl.Server.resume(tmp_path / "c", LOCAL, privacy=replace(privacy, max_epsilon=8.0)) as server:
+        assert not server.is_over
+        assert server.number == 3
+
+
+def test_the_log_says_what_the_noise_comes_to(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), federation(LITTLE) as found:
+        found.round(4)
+        found.round(4)
+    assert caplog.text.count("noise: the mean of a round of 4 clients has some of norm 0.617; a change has 10") == 1
+    assert "noise_multiplier=0.01 is too little: no epsilon holds" in caplog.text
 
 
 def test_a_federation_without_noise_cannot_have_it_later(tmp_path: Path) -> None:
@@ -252,7 +299,10 @@ def test_a_client_that_wants_noise_gives_nothing_without() -> None:
         ({"strategy": fl.FedBuff(2)}, "FedBuff looks at single updates"),
         ({"strategy": fl.FedAvg(staleness="hinge(10, 4)")}, "takes late updates, with which a client adds twice"),
         ({"relays": True}, "the clip of DifferentialPrivacy needs each update"),
-        ({"roles": {"v": "averaged"}}, r"'v' changes with the data, and is no tensor to which noise can be added"),
+        (
+            {"roles": {"v": "averaged"}},
+            "added to trained tensors only, and not to 'v', which follow the data",
+        ),
         ({"roles": {"w": "local", "v": "constant"}}, "no trained element"),
         ({"privacy": fl.DifferentialPrivacy(1.0, 1e6), "min_clients": 10**8}, "would have too few steps"),
         (
@@ -265,6 +315,7 @@ def test_a_client_that_wants_noise_gives_nothing_without() -> None:
             "the server knows who is asked",
         ),
         ({"privacy": fl.DifferentialPrivacy(1.0, 0.01, max_epsilon=1.0)}, "expected more than the"),
+        ({"privacy": fl.DifferentialPrivacy(1.0, 1.0, sampling=0.5)}, r"Server.min_clients: 2; expected 47 or more"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings: dict[str, Any], match: str) -> None:
