@@ -574,7 +574,7 @@ def test_simulate_refuses_a_wrong_function(tmp_path: Path, train: str) -> None:
 
 def test_wrong_command_lists_the_commands() -> None:
     assert (
-        "No such command 'srve'; expected serve, relay, simulate, export, plot, page, status, flower."
+        "No such command 'srve'; expected serve, relay, statistics, simulate, export, plot, page, status, flower."
         in call("srve").stderr
     )
     assert "No such command 'start'; expected run, sign, simulate." in call("flower", "start").stderr

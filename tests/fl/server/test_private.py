@@ -116,9 +116,7 @@ def test_a_ledger_is_not_written_over_by_a_new_federation(tmp_path: Path) -> Non
         found.round(4)
         id = found.server._members.queue.id
     for options in (LOCAL, at(netq.NetworkLocation("127.0.0.1", 0), id)):
-        with pytest.raises(
-            fl.CheckpointError, match=r"the ledger of 2 rounds with noise.*fl.Server.resume goes on"
-        ):
+        with pytest.raises(fl.CheckpointError, match=r"the ledger of 2 rounds with noise.*fl.Server.resume goes on"):
             fl.Server(model(), options, privacy=LITTLE, checkpoint=path)
     with fl.Server.resume(path, LOCAL, privacy=LITTLE) as server:
         assert server.number == 2
