@@ -6,7 +6,7 @@ work; with --flower, edge.flower. `python -m edge` is the same.
 
 status  when
 0       the server has ended the federation, or SIGTERM came; of `check` and `install`: all is well
-1       an error that nobody has foreseen; of `check`: the device could not take part; of `audit`: the log was changed.
+1       an unforeseen error; of `check`: the device could not take part; of `audit`: the log was changed.
         One line says why
 2       the file or the command line is wrong: one line on stderr says where. Of `check` also what the file names
 130     Ctrl-C

@@ -1,7 +1,7 @@
 """What secure aggregation costs: python -m benchmarks.federation.masked. Writes docs/reference/benchmarks-masked.md.
 
 How long does a mask of 100 MB take, here and in Flower's SecAgg+? How many bytes does a client send? How long is a
-round with masks, beside one without, and with clients that are lost in it? Needs the environment of Flower.
+round with masks, compared with one without, and with clients that are lost in it? Needs the environment of Flower.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Bounded:
         self._specs = specs
         self._clip = clipping.clip
         self._clients = clients
-        elements = sum(_numbers(spec) * spec.size for spec in specs.values())
+        elements = sum(spec.numbers for spec in specs.values())
         multiplier = clipping.multiplier
         counted = max(clients * _COUNTED, multiplier)  # the noise of the number of clients within the clip
         if clipping.follows:
@@ -130,11 +130,6 @@ class Bounded:
     def within(self, total: NDArray[Any]) -> float | None:
         """Return which part of the clients was within the clip, with noise. None if it is not counted."""
         return float(total[self.size - 1]) / (2 * self._within * self._clients) + 0.5 if self._within else None
-
-
-def _numbers(spec: Spec) -> int:
-    """Return the numbers of an element."""
-    return 2 if spec.accumulator.kind == "c" else 1
 
 
 def _real(block: NDArray[Any]) -> NDArray[np.float64]:

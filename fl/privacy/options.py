@@ -29,9 +29,9 @@ class DifferentialPrivacy:
     delta:            of the guarantee; below 1 divided by the number of clients.
     max_epsilon:      the rounds end before epsilon exceeds it. None: they do not.
     quantile:         `clip` follows the norms, so that this part of the clients is below it: 0.5. None: it stays.
-    sampling:         the probability with which each client is asked in a round, by a draw that nobody may know who
-                      sees the models: epsilon is smaller then. It replaces the strategy's `fraction`, and needs the
-                      package dp-accounting. 1: all are asked.
+    sampling:         the probability with which each client is asked in a round, by a draw that must stay secret
+                      from those who see the models: epsilon is smaller then. It replaces the strategy's `fraction`,
+                      and needs the package dp-accounting. 1: all are asked.
 
     Raises InvalidOption.
     """

@@ -77,7 +77,7 @@ class Privacy:
     def check(self, specs: Mapping[str, Spec], clients: int) -> None:
         """Raise InvalidUpdate for a model that cannot be summed with this noise. specs: of its trained tensors."""
         Bounded(specs, self.clipping, clients)
-        self._elements = sum(spec.size for spec in specs.values())
+        self._elements = sum(spec.numbers for spec in specs.values())
 
     def check_population(self, clients: int, whose: str) -> None:
         """Raise InvalidOption if rounds may begin with too few clients to draw from."""

@@ -71,7 +71,7 @@ class Layout:
         self._steps = math.floor((2**31 - 1) // clients * _SAFE) - 1  # rounding may add 1
         self._fraction = 2.0 ** (42 - clients.bit_length())  # of a metric: values of 20 bits, and all clients
         self.elements = sum(spec.size for spec in specs.values())
-        words = sum(_width(spec) * spec.size for spec in self._floats.values())
+        words = sum(spec.numbers for spec in self._floats.values())
         self.small = words + words % 2
         self.large = sum(spec.size for spec in self._wholes.values()) + 2 + 2 * len(metrics) + 1
 
@@ -131,7 +131,7 @@ class Layout:
                 model[name] = _moved(source, mean, scratch)
                 place_large += spec.size
             else:
-                size = _width(spec) * spec.size
+                size = spec.numbers
                 change = words.small[place_small : place_small + size].view(np.int32)
                 factor = self._ranges[name] / self._steps * (self._most / weight)
                 model[name] = restore(_added(source, change, factor), spec, scratch)
@@ -169,11 +169,6 @@ def _clip(name: str, change: NDArray[Any], most: float) -> int:
     if larger:
         np.clip(change, -most, most, out=change)
     return larger
-
-
-def _width(spec: Spec) -> int:
-    """Return the numbers of an element."""
-    return 2 if spec.accumulator.kind == "c" else 1
 
 
 def _real(block: NDArray[Any]) -> NDArray[Any]:

@@ -48,7 +48,6 @@ class Void(Exception):
 class Federation:
     """The model, and how it becomes the next one. The arguments are those of fl.Server. Raises CheckpointError.
 
-
     number:      of the last round that counted.
     is_over:     whether a callback has ended the rounds; a resumed federation knows it, too.
     is_repeated: whether the last attempt was one of the same round as that before it.

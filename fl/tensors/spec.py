@@ -71,6 +71,11 @@ class Spec(NamedTuple):
         return math.prod(self.shape)
 
     @property
+    def numbers(self) -> int:
+        """Real numbers in all elements: a complex one has two."""
+        return self.size * (2 if self.accumulator.kind == "c" else 1)
+
+    @property
     def accumulator(self) -> np.dtype[Any]:
         """The dtype that sums and means are computed in."""
         return _ACCUMULATORS[self.dtype]
