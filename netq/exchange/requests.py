@@ -7,6 +7,7 @@ code.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -86,9 +87,10 @@ class Requests:
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
-        self._last = 0  # the number of the last request
+        # The number of the last request. An answer to an earlier client with the same id must not fit.
+        self._last = secrets.randbits(62)
         self._open: dict[int, Request] = {}
-        self._acknowledged = 0  # publications up to this number are settled. Used by the client's thread
+        self._acknowledged = self._last  # publications up to this number are settled. Used by the client's thread
         self._settled = Condition()
 
     def add(self, request: Request) -> int:
@@ -134,9 +136,10 @@ class Requests:
 
     def settle_publications(self, last: int) -> None:
         """Settle all publications up to a number. In the client's thread."""
-        last = min(last, self._last)
+        if not self._acknowledged < last <= self._last:
+            return
         for number in range(self._acknowledged + 1, last + 1):
             request = self._open.get(number)
             if request is not None and request.envelope.kind is EnvelopeKind.PUBLISH:
                 self.settle(request)
-        self._acknowledged = max(self._acknowledged, last)
+        self._acknowledged = last

@@ -14,7 +14,7 @@ import pytest
 
 from netq import ConnectionOptions
 from netq.core import Communicator
-from netq.errors import Absent, Busy, Failed
+from netq.errors import Absent, Busy, Closed, Failed
 from netq.exchange import Client, Exchange
 from netq.exchange.envelope import UP_TO, Envelope, EnvelopeKind, Refusal
 from netq.exchange.publications import Publications
@@ -61,6 +61,7 @@ def test_what_the_next_session_of_an_id_asks_holds(site: Site) -> None:
     exchange, id = site.exchange(), uuid.uuid4()
     first, other = site.client(exchange, id), site.client(exchange)
     done(first.subscribe("t"), other.publish("else", 1))
+    done(first.unsubscribe("none"))  # the subscription was announced twice if the session began at that moment
     with exchange._lock:  # it reads nothing meanwhile
         first.close(LIMIT)
         second = site.raw(exchange, id)
@@ -75,6 +76,20 @@ def test_what_the_next_session_of_an_id_asks_holds(site: Site) -> None:
         EnvelopeKind.REQUEST,
     }
     assert not future.done()
+
+
+def test_next_session_of_an_id_does_not_take_the_answers_of_the_last_one(site: Site) -> None:
+    exchange, id = site.exchange(), uuid.uuid4()
+    first, other = site.client(exchange, id), site.client(exchange)
+    done(first.unsubscribe("none"), other.publish("else", 1))
+    with exchange._lock:
+        unread = [first.subscribe(f"t/{number}") for number in range(3)]
+        first.close(LIMIT)
+        second = site.client(exchange, id)
+        futures = [second.push("q", 1) for _ in range(10)]
+    done(second.unsubscribe("none"))
+    assert all(isinstance(error(each), Closed) for each in unread)
+    assert not any(each.done() for each in futures)
 
 
 def test_what_was_unread_at_the_end_of_a_session_stays_not(site: Site) -> None:

@@ -136,11 +136,13 @@ def test_what_is_unregistered_while_a_session_announces_it_is_unregistered_last(
 def test_refused_publications_leave_nothing() -> None:
     requests = Requests(UserCode())
     some = [Request(Envelope(EnvelopeKind.PUBLISH, name="a"), cast(Communicator, Queue())) for _ in range(10)]
-    for request in some:
-        requests.add(request)
+    numbers = [requests.add(request) for request in some]
     for request in some[1:]:
         requests.settle(request, error=Busy("no"))
-    requests.settle_publications(2**64 - 1)
+    for stray in (0, numbers[0] - 1, numbers[-1] + 1, 2**64 - 1):
+        requests.settle_publications(stray)
+        assert not some[0].future.done()
+    requests.settle_publications(numbers[-1])
     assert not requests._open
     assert some[0].future.done()
 
@@ -155,15 +157,18 @@ def test_failure_is_handled_before_the_future_tells_it() -> None:
         return False
 
     future = made.ask(Envelope(EnvelopeKind.WORK, name="q"), failed)
-    made.handle_answer(Envelope(EnvelopeKind.REFUSED, 1, code=Refusal.FULL))
+    number = queue.put_to.get(timeout=LIMIT)[0].number
+    made.handle_answer(Envelope(EnvelopeKind.REFUSED, number, code=Refusal.FULL))
     assert seen == [(False, "")]
     assert isinstance(future.exception(0), Busy)
 
 
 def test_done_up_to_a_number_settles_publications_only() -> None:
-    made = requester_of(Queue())
+    queue = Queue()
+    made = requester_of(queue)
     first, push, second = (
         made.ask(Envelope(kind, name="a")) for kind in (EnvelopeKind.PUBLISH, EnvelopeKind.PUSH, EnvelopeKind.PUBLISH)
     )
-    made.handle_answer(Envelope(EnvelopeKind.DONE, 2, code=UP_TO))
+    number = [queue.put_to.get(timeout=LIMIT)[0].number for _ in range(3)][1]
+    made.handle_answer(Envelope(EnvelopeKind.DONE, number, code=UP_TO))
     assert [future.done() for future in (first, push, second)] == [True, False, False]
