@@ -301,11 +301,24 @@ def settings(file: File) -> dict[str, Any]:
     if "secure" in file.tables:
         found["secure"] = file.options("secure", fl.SecureAggregation, file.table("secure"))
     if "privacy" in file.tables:
-        for key in ("clip", "noise_multiplier"):
-            value = file.table("privacy").get(key)
-            file.check(f"privacy.{key}", value, value is not None, "a number above 0, as in 1.0")
-        found["privacy"] = file.options("privacy", fl.DifferentialPrivacy, file.table("privacy"))
+        found["privacy"] = _privacy(file)
     return {**found, **_roles(file)}
+
+
+def _privacy(file: File) -> fl.DifferentialPrivacy:
+    """Return the options of [privacy]. Without a noise_multiplier: the least one for which all rounds fit."""
+    table, form = dict(file.table("privacy")), "a number above 0, as in 1.0"
+    file.check("privacy.clip", table.get("clip"), "clip" in table, form)
+    if "noise_multiplier" in table:
+        return file.options("privacy", fl.DifferentialPrivacy, table)
+    form += "; or max_epsilon, for which it is found"
+    file.check("privacy.noise_multiplier", None, "max_epsilon" in table, form)
+    file.options("privacy", fl.DifferentialPrivacy, {**table, "noise_multiplier": 1.0})  # checks the others
+    rounds, epsilon = file.whole("server", "rounds", "a whole number, 1 or more", 1), table.pop("max_epsilon")
+    try:
+        return fl.DifferentialPrivacy.for_rounds(rounds, epsilon, masks="secure" in file.tables, **table)
+    except InvalidOption as error:
+        raise file.wrong(f"privacy.max_epsilon: {str(error).partition('epsilon: ')[2]}") from None
 
 
 def _seconds_by_round(file: File, table: str, key: str) -> Any:

@@ -280,6 +280,13 @@ def test_staleness_is_a_table(tmp_path: Path, table: str, staleness: int, discou
     assert strategy.discount(staleness) == discount
 
 
+@pytest.mark.parametrize("masks", [False, True], ids=["at the server", "at the clients"])
+def test_noise_is_found_for_the_rounds_of_the_file(tmp_path: Path, *, masks: bool) -> None:
+    text = LEAST + "[privacy]\nclip = 2.0\ndelta = 1e-6\nmax_epsilon = 8.0\n" + "[secure]\n" * masks
+    expected = fl.DifferentialPrivacy.for_rounds(2, 8.0, clip=2.0, delta=1e-6, masks=masks)
+    assert load(tmp_path, text).settings["privacy"] == expected
+
+
 @pytest.mark.parametrize("value", ['"int8, top_k=0.1"', '{ dtype = "int8", top_k = 0.1 }'], ids=["text", "table"])
 def test_compression_is_a_table_or_a_text(tmp_path: Path, value: str) -> None:
     strategy = load(tmp_path, f"{LEAST}[strategy]\ncompression = {value}\n").strategy
@@ -427,6 +434,19 @@ def test_prometheus_listens_on_loopback_by_default(tmp_path: Path, value: str, p
             "the address of an",
         ),
         (LEAST + "[callbacks]\nmlflow = 'http://'\n", "callbacks.mlflow: 'http://'", "the address of an MLflow server"),
+        (LEAST + "[privacy]\nmax_epsilon = 8.0\n", "privacy.clip: missing", "a number above 0"),
+        (
+            LEAST + "[privacy]\nclip = 1.0\n",
+            "privacy.noise_multiplier: missing",
+            "or max_epsilon, for which it is found",
+        ),
+        (LEAST + "[privacy]\nclip = 0\nmax_epsilon = 8.0\n", "privacy.clip: 0", "noise only"),
+        (LEAST + "[privacy]\nclip = 1.0\nmax_epsilon = 'a'\n", "privacy.max_epsilon: 'a'", "a number above 0"),
+        (
+            LEAST + "[privacy]\nclip = 1.0\ndelta = 1e-30\nmax_epsilon = 1e-9\n",
+            "privacy.max_epsilon: 1e-09",
+            "fewer rounds, or more",
+        ),
     ],
 )
 def test_wrong_values_are_named_with_what_was_expected(tmp_path: Path, text: str, key: str, expectation: str) -> None:
