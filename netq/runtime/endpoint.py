@@ -398,7 +398,7 @@ class Endpoint:
         """Log the lost link; a client reconnects."""
         if not self.is_server:
             self.home.call(self._retry, error)
-        elif not peer.session.closing:
+        elif not (self.closing or peer.session.closing):
             level = logging.INFO if peer.is_loss_news() else logging.DEBUG
             log.log(level, "%s: lost (%s); its session waits for it", peer.id, error)
             if peer.unused:

@@ -477,3 +477,12 @@ def test_end_of_a_session_comes_behind_its_messages(communicators: Communicators
             future.result(LIMIT)
         client.close(LIMIT)
     assert [server.get(timeout=LIMIT) for _ in range(6)] == [(id, each) for each in (b"1", b"2", "end") * 2]
+
+
+def test_a_server_that_closes_at_once_does_not_say_that_sessions_wait(
+    communicators: Communicators, log: LogRecorder
+) -> None:
+    server = communicators.server()
+    introduce(server, communicators.client(server.netloc))
+    server.close(0)
+    assert not log.having("its session waits for it")
