@@ -98,9 +98,11 @@ def test_next_file_begins_with_the_last_hash(tmp_path: Path) -> None:
 
 
 def test_file_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("hello\n")
-    with pytest.raises(NotNow, match="its last line is none of an audit log; move the file away"):
-        Audit(tmp_path / "x")
+    for text in ("hello\n", "hello", '{"x'):
+        (tmp_path / "x").write_text(text)
+        with pytest.raises(NotNow, match="its last line is none of an audit log; move the file away"):
+            Audit(tmp_path / "x")
+        assert (tmp_path / "x").read_text() == text
     with pytest.raises(InvalidOption, match="no: cannot be read"):
         verify(tmp_path / "no")
 
