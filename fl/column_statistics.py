@@ -255,14 +255,14 @@ class Query:
                 log.error("%s", error)
                 answer.withheld[name] = "it is no array of numbers in one dimension; the log of the client says more"
                 continue
-            is_told = counts.min(initial=least) < least  # count, mean and variance tell it, if the values are few
-            if is_told and counts.size <= _FEW and least <= found[1]:
+            rare = counts[counts < least]
+            if rare.size and (counts.size <= _FEW or rare.sum() < least) and least <= found[1]:
                 answer.withheld[name] = (
-                    f"it has {_FEW} different values at most, one of them fewer than {least} times: count, mean and "
-                    "variance would tell how often"
+                    f"its values that are there fewer than {least} times are fewer than {least} together, or it has "
+                    f"{_FEW} different values at most: count, mean and variance would tell them"
                 )
                 continue
-            block[:] = _protected(found, least, counts.size - _FEW if is_told else None)
+            block[:] = _protected(found, least, counts.size - _FEW if rare.size else None)
             if not block[0]:
                 answer.withheld[name] = f"it has fewer than {least} values from {column.low:g} to {column.high:g}"
         return answer
