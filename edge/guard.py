@@ -75,6 +75,7 @@ class Guard:
         """Take a task. Return why it is not done, whatever is stored; "" if it may be."""
         if task.job is None or not (self.policy.inspects or self._approvals):
             return ""
+        self._source = ""
         try:
             plain = PASSED.load(task.stream)
             self._known = names_of(plain)

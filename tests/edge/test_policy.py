@@ -21,6 +21,7 @@ import edge
 import fl
 import netq
 from edge import noising, record
+from edge.approvals import Source
 from edge.audit import verify
 from edge.budget import Budget
 from edge.guard import Guard
@@ -236,14 +237,17 @@ def test_noise_covers_all_tensors_of_the_task_or_none() -> None:
 
 
 def test_a_task_of_many_levels_is_refused(tmp_path: Path) -> None:
-    def source(*_: Any) -> Any:
+    def source(task: envelope.Task, plain: Any) -> Source:
+        if task.job.round == 1:
+            return Source("a" * 64, "")
         raise RecursionError
 
     rules = federation_work(edge.Config(netq.NetworkLocation("a", 1), train="a:b")).rules._replace(source=source)
-    task = Task(Job(7, 1, "train"), {}, {})
-    received = envelope.ENVELOPES.load(MESSAGES.dump(task))
-    guard = Guard(Policy(approve=True), rules, tmp_path, "a:1")
-    assert guard.begin(received).startswith("the task cannot be read: RecursionError")
+    guard = Guard(Policy(approve=True, audit=tmp_path / "audit.jsonl"), rules, tmp_path, "a:1")
+    for number, why in ((1, "waits for the approval"), (2, "the task cannot be read: RecursionError")):
+        task = envelope.ENVELOPES.load(MESSAGES.dump(Task(Job(7, number, "train"), {}, {})))
+        assert guard.refused(task, guard.begin(task)).startswith(why)
+    assert [line.get("source") for line in audited(tmp_path)] == ["a" * 64, None]
 
 
 def test_what_was_checked_is_what_leaves() -> None:
