@@ -106,4 +106,4 @@ def _faults(lines: list[bytes]) -> Iterator[str]:
             yield f"line {number}: does not follow line {number - 1}: lines were removed, inserted or moved; {where}"
         before = None if line is None else line[3]
     if lines[-1]:
-        yield f"line {len(lines)}: has no end: the power was lost while it was written, or it was cut off"
+        yield f"line {len(lines)}: has no end: it is being written, the power was lost meanwhile, or it was cut off"

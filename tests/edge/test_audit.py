@@ -67,7 +67,7 @@ def test_removed_moved_and_inserted_lines_are_found(path: Path, order: tuple[int
 
 def test_cut_in_a_line_is_found_and_one_after_a_line_is_not(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
-    assert faults(path) == ["line 5: has no end: the power was lost while it was written, or it was cut off"]
+    assert faults(path) == ["line 5: has no end: it is being written, the power was lost meanwhile, or it was cut off"]
     change(path, 1, 2)
     assert faults(path)[0].startswith("all 2 lines are whole")
 
