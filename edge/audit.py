@@ -23,6 +23,7 @@ from netq.utils.files import open_regular, sync
 
 _NONE = "0" * 64  # the hash before the first line
 _LINE = re.compile(rb'(\{.*"before": "([0-9a-f]{64})"), "hash": "([0-9a-f]{64})"\}', re.DOTALL)
+_BEGIN = b'{"at": "'
 _FAULTS = 10  # that are named
 
 
@@ -63,15 +64,14 @@ class Audit:
         except FileNotFoundError:
             return _NONE
         with os.fdopen(fd, "r+b") as file:
-            whole, last, size = 0, b"", 0
-            for line in file:
-                size += len(line)
-                if line.endswith(b"\n"):
-                    whole, last = size, line[:-1]
+            whole, last, rest = 0, b"", b""
+            for rest in file:
+                if rest.endswith(b"\n"):
+                    whole, last, rest = whole + len(rest), rest[:-1], b""
+            found = _LINE.fullmatch(last)
+            if found is None and (last or rest[: len(_BEGIN)] != _BEGIN[: len(rest)]):
+                raise NotNow(f"policy.audit: {self._path}: its last line is none of an audit log; move the file away")
             file.truncate(whole)
-        found = _LINE.fullmatch(last)
-        if last and found is None:
-            raise NotNow(f"policy.audit: {self._path}: its last line is none of an audit log; move the file away")
         return found[3].decode() if found else _NONE
 
 
@@ -106,4 +106,4 @@ def _faults(lines: list[bytes]) -> Iterator[str]:
             yield f"line {number}: does not follow line {number - 1}: lines were removed, inserted or moved; {where}"
         before = None if line is None else line[3]
     if lines[-1]:
-        yield f"line {len(lines)}: has no end: the power was lost while it was written, or it was cut off"
+        yield f"line {len(lines)}: has no end: it is being written, the power was lost meanwhile, or it was cut off"

@@ -43,10 +43,6 @@ class ChildFailed(Exception):
     """There is no answer; the text says why."""
 
 
-class TrainingFailed(ChildFailed):
-    """The text is of the process that trains, which may have run anything."""
-
-
 class Child:
     """The child process of an agent; at most one at a time.
 
@@ -105,7 +101,7 @@ class Child:
             try:
                 self._start(until)
             except InvalidOption as error:  # it was right at the start of the agent, and may be so again
-                raise TrainingFailed(str(error)) from error
+                raise ChildFailed(str(error)) from error
         assert self._channel is not None
         fds = [_file_of(task), target, *([last] if last is not None and not self._has_state else [])]
         try:
@@ -117,7 +113,7 @@ class Child:
         self._has_state = True
         answer, received = self._wait(until)
         if isinstance(answer, Failed):
-            raise TrainingFailed(answer.why)
+            raise ChildFailed(answer.why)
         if not isinstance(answer, Done):
             raise ChildFailed(_WRITTEN_TO)
         return Answer(answer.is_kept, received[0] if received else os.dup(target))
@@ -199,7 +195,7 @@ class Child:
             raise InvalidOption(answer.why)
         if isinstance(answer, Failed):
             self.end()
-            raise TrainingFailed(answer.why)
+            raise ChildFailed(answer.why)
         assert isinstance(answer, Ready)
         self._seconds = time.monotonic() - begin
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge.approvals import Approvals, Source
 from edge.audit import Audit
-from edge.child import ChildFailed, TrainingFailed
+from edge.child import ChildFailed
 from edge.outgoing import FAILED, PASSED, Allowed, Withheld, names_of
 from edge.policy import Policy
 from edge.record import Record
@@ -75,11 +75,12 @@ class Guard:
         """Take a task. Return why it is not done, whatever is stored; "" if it may be."""
         if task.job is None or not (self.policy.inspects or self._approvals):
             return ""
+        self._source = ""
         try:
             plain = PASSED.load(task.stream)
             self._known = names_of(plain)
             source = None if self._approvals is None else self._rules.source(task, plain)
-        except (Unreadable, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        except (Unreadable, KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
             return f"the task cannot be read: {describe(error)}"
         if self.policy.noises:
             self._task = Stream(task.stream.buffers)  # the child's side empties the other
@@ -116,9 +117,8 @@ class Guard:
         return found._replace(message=message, size=message.nbytes)
 
     def reason(self, error: ChildFailed | str) -> str:
-        """Return what the server may know of a training that has failed; a str is a text of the training, too."""
-        is_secret = self.policy.restricts and isinstance(error, str | TrainingFailed)
-        return FAILED if is_secret else str(error)
+        """Return what the server may know of a training that has failed. Its exit status could carry data, too."""
+        return FAILED if self.policy.restricts else str(error)
 
     def told(self, task: Any, error: ChildFailed | str) -> str:
         """Note that a training has failed. Return what the server is told."""

@@ -68,8 +68,9 @@ def noised(start: Model, trained: Mapping[str, Any], clipping: Clipping) -> dict
             raise InvalidUpdate(f"{name!r} is not in the task; expected the tensors of the task only")
     exact = {name: start[name] for name, spec in specs.items() if spec.is_exact}
     for name, tensor in exact.items():
-        if name in trained and not equal(name, trained[name], tensor):
-            raise InvalidUpdate(f"{name!r} is {specs[name]}, and has changed; expected floats: noise covers them only")
+        if name not in trained or not equal(name, trained[name], tensor):  # which of them are there says something, too
+            why = "is missing, or has changed; expected floats: noise covers them only"
+            raise InvalidUpdate(f"{name!r} is {specs[name]}, and {why}")
     floats = {name: spec for name, spec in specs.items() if name not in exact}
     bounded = Bounded(floats, clipping, 1)
     total, place = np.empty(bounded.size, np.int64), 0
@@ -77,7 +78,7 @@ def noised(start: Model, trained: Mapping[str, Any], clipping: Clipping) -> dict
         noise = np.rint(bounded.deviation * normal(whole.size))
         total[place : place + whole.size] = whole + noise
         place += whole.size
-    return {**bounded.moved(start, total), **{name: tensor for name, tensor in exact.items() if name in trained}}
+    return {**bounded.moved(start, total), **exact}
 
 
 def _clipping(policy: Policy) -> Clipping:

@@ -122,6 +122,8 @@ def of_federation(policy: Policy, task: Any, reply: Stream, known: Collection[st
 def _statistics(names: _Names, policy: Policy, content: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return the statistics of columns, which are one vector. `known`: their names, as those of tensors."""
     values = _dict(content.get("values"))
+    if not known:  # then no name would bound the vector
+        raise Unreadable("expected statistics of the columns that the task names, and it names none")
     for name in known:
         names.tensor(name, is_noised=False)
     withheld = {name: why for name, why in _dict(values.get("withheld", {})).items() if _COLUMN + name in known}
@@ -151,7 +153,7 @@ def of_flower(policy: Policy, task: Any, reply: Stream, known: Collection[str]) 
     usage = {name: value for name, value in _dict(found.get("usage", {})).items() if names.lets(name, value)}
     if names.withheld or policy.noises:
         usage[WITHHELD] = 1.0
-    if len(set(names.tensors)) < len(names.tensors):
+    if len({*names.tensors, *names.metrics}) < len(names.tensors) + len(names.metrics):
         raise Unreadable("two values have one name")
     return names.allowed({"type": "Reply", **begin, "content": records, "usage": usage})
 

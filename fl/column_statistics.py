@@ -6,7 +6,7 @@ under masks (fl/secure/counts.py). Each column has a block in it:
     clients  count  missing  below  above  sum  squares  cells ...
 
 `count` is the number of values within the column's range; sum, squares and cells are of these. Sum and squares are of
-the values scaled to 0 … 1, each rounded to a whole number of 2**-30. A client without the column has zeros.
+the values scaled to 0 … 1, in whole numbers of 2**-30. A client without the column has zeros.
 """
 
 from __future__ import annotations
@@ -74,11 +74,8 @@ class Column:
     def _numbers(self) -> int:
         return _HEAD + self.bins
 
-    def _block(self, name: str, values: Any) -> tuple[Vector, int]:
-        """Return the block of a client's values, and how often the rarest of them is there, if they are few.
-
-        Raises InvalidUpdate.
-        """
+    def _block(self, name: str, values: Any) -> tuple[Vector, Vector]:
+        """Return the block of a client's values, and how often each different one is there. Raises InvalidUpdate."""
         array = np.asanyarray(values)
         if array.ndim != 1 or array.dtype.kind not in "biuf":
             raise InvalidUpdate(
@@ -92,8 +89,7 @@ class Column:
         missing, below, above = numbers.size - there.size, (there < self.low).sum(), (there > self.high).sum()
         cells, _ = np.histogram(inside, self.bins, (self.low, self.high))
         block = np.array([1, inside.size, missing, below, above, _fixed(scaled), _fixed(scaled**2), *cells], np.int64)
-        _, counts = np.unique(inside, return_counts=True)
-        return block, int(counts.min()) if 0 < counts.size <= _FEW else _MOST
+        return block, np.unique(inside, return_counts=True)[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,18 +250,19 @@ class Query:
                 answer.withheld[name] = "it has no such column"
                 continue
             try:
-                found, fewest = column._block(name, data[name])
+                found, counts = column._block(name, data[name])
             except InvalidUpdate as error:  # whose text has the number of records
                 log.error("%s", error)
                 answer.withheld[name] = "it is no array of numbers in one dimension; the log of the client says more"
                 continue
-            if fewest < least <= found[1]:
+            rare = counts[counts < least]
+            if rare.size and (counts.size <= _FEW or rare.sum() < least) and least <= found[1]:
                 answer.withheld[name] = (
-                    f"it has {_FEW} different values at most, one of them fewer than {least} times: count, mean and "
-                    "variance would tell how often"
+                    f"its values that are there fewer than {least} times are fewer than {least} together, or it has "
+                    f"{_FEW} different values at most: count, mean and variance would tell them"
                 )
                 continue
-            block[:] = _protected(found, least)
+            block[:] = _protected(found, least, counts.size - _FEW if rare.size else None)
             if not block[0]:
                 answer.withheld[name] = f"it has fewer than {least} values from {column.low:g} to {column.high:g}"
         return answer
@@ -319,21 +316,25 @@ class Query:
 
 
 def _fixed(scaled: NDArray[np.float64]) -> int:
-    return int(np.rint(scaled * _SCALE).astype(np.int64).sum())
+    """Return a sum in steps of the range: rounding each value would say which values it is of."""
+    return int(np.rint(scaled.sum() * _SCALE))
 
 
-def _protected(block: Vector, least: int) -> Vector:
+def _protected(block: Vector, least: int, most: int | None = None) -> Vector:
     """Return a block without numbers of 1 to least - 1 values: zeros if its count is one, else zeros in their place.
 
     If `count` and the cells that are left would tell such a number, as that of a single cell, the next smallest cell is
     0, too.
+
+    most: fewer cells than this are left, as each is one more equation for how often each different value is there.
     """
     count, cells = int(block[1]), block[_HEAD:]
     if count < max(1, least):
         return np.zeros_like(block)
     shown = cells >= least
     for at in np.argsort(np.where(shown, cells, count + 1), kind="stable"):
-        if not (shown[at] and 0 < count - int(cells[shown].sum()) < least):
+        is_one = 0 < count - int(cells[shown].sum()) < least
+        if not (shown[at] and (is_one or (most is not None and shown.sum() >= most))):
             break
         shown[at] = False
     others = np.where(block[2:5] < least, 0, block[2:5])

@@ -146,10 +146,12 @@ class Trainer:
             vector, withheld = Query.of(task.config).measure(self._columns(dict(task.config)), self._min_count)
         except Skip as skip:
             return Skip(skip.reason)
-        except Exception as error:  # of the user's function: the server gets it as the reply
-            why = str(error) if isinstance(error, InvalidUpdate) else describe(error)
-            log.error("no statistics: %s", why, exc_info=not isinstance(error, InvalidUpdate))
-            return why
+        except InvalidUpdate as error:
+            log.error("no statistics: %s", error)
+            return str(error)
+        except Exception as error:  # of the user's function, whose text may have a value of the data
+            log.exception("no statistics: %s", describe(error))
+            return "its function `columns` has failed; the log of the client says more"
         given = [name for name in task.config["columns"] if name not in withheld]
         log.info("the server gets statistics of %s", ", ".join(given) or "no column")
         for name, reason in withheld.items():

@@ -46,7 +46,7 @@ def gather(
     while (answer := members.answer(task.job.purpose, until)) is not None:
         (peer, job), content = answer
         client = str(peer)
-        if job != task.job:
+        if job != task.job or client in found:  # one that answers twice has answered
             continue
         if isinstance(content, ClientFailure):
             failed[client] = content

@@ -67,7 +67,7 @@ def test_removed_moved_and_inserted_lines_are_found(path: Path, order: tuple[int
 
 def test_cut_in_a_line_is_found_and_one_after_a_line_is_not(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
-    assert faults(path) == ["line 5: has no end: the power was lost while it was written, or it was cut off"]
+    assert faults(path) == ["line 5: has no end: it is being written, the power was lost meanwhile, or it was cut off"]
     change(path, 1, 2)
     assert faults(path)[0].startswith("all 2 lines are whole")
 
@@ -98,9 +98,11 @@ def test_next_file_begins_with_the_last_hash(tmp_path: Path) -> None:
 
 
 def test_file_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("hello\n")
-    with pytest.raises(NotNow, match="its last line is none of an audit log; move the file away"):
-        Audit(tmp_path / "x")
+    for text in ("hello\n", "hello", '{"x'):
+        (tmp_path / "x").write_text(text)
+        with pytest.raises(NotNow, match="its last line is none of an audit log; move the file away"):
+            Audit(tmp_path / "x")
+        assert (tmp_path / "x").read_text() == text
     with pytest.raises(InvalidOption, match="no: cannot be read"):
         verify(tmp_path / "no")
 

@@ -21,6 +21,7 @@ import edge
 import fl
 import netq
 from edge import noising, record
+from edge.approvals import Source
 from edge.audit import verify
 from edge.budget import Budget
 from edge.guard import Guard
@@ -30,8 +31,9 @@ from edge.work import federation as federation_work
 from edge.worker import Done, Order, receive_answer, send
 from fl import envelope
 from fl.envelope import Job
+from fl.errors import InvalidUpdate
 from fl.flower.envelope import Ask
-from fl.messages import MESSAGES, Reply, Skip, Task
+from fl.messages import MESSAGES, Answered, Reply, Skip, Task
 from fl.privacy.accountant import Ledger, Noise
 from fl.tensors.json_format import JsonSerializer
 from fl.trainer import Trainer
@@ -74,6 +76,7 @@ def answered(server: Server, folder: Path, how: str, policy: str = ONLY) -> Any:
         ("extra", REFUSED.format("what the task does not have"), "extra.w"),
         ("metrics", REFUSED.format("what the task does not have"), "loss"),
         ("failure", FAILED, None),
+        ("status", FAILED, None),
         (
             "record",
             "the training skips it; its reason stays in the log of the device, as the device's policy says",
@@ -203,6 +206,48 @@ def test_reply_of_another_form_is_no_reply(reply: Any) -> None:
         of_federation(Policy(), task, JsonSerializer().dump(reply), ())
     with pytest.raises(Unreadable):
         of_flower(Policy(), Ask((7, 1), "", "", Stream()), JsonSerializer().dump(reply), ())
+
+
+@pytest.mark.parametrize("policy", [Policy(tensors=("*",), metrics=("*",)), Policy(clip=1.0, noise_multiplier=1.0)])
+def test_statistics_without_columns_do_not_leave(policy: Policy) -> None:
+    task = envelope.Task(envelope.Job(7, 1, "statistics"), 0, 0, 0, 9.0, Stream())
+    reply = MESSAGES.dump(Reply(task.job, Answered({"vector": "the secret is 42", "withheld": {}})))
+    with pytest.raises(Unreadable, match="it names none"):
+        of_federation(policy, task, reply, ())
+
+
+def test_each_number_of_a_flower_app_has_a_name_of_its_own() -> None:
+    records = [["a", "metrics", [["b.c", 1], ["b.c", 42]]], ["a.b", "metrics", [["c", 43]]]]
+    ask, policy = Ask((7, 1), "", "", Stream()), Policy(tensors=(), metrics=("a.b.c",))
+    for content in ([records[0]], [records[1], ["a", "metrics", [["b.c", 1]]]]):
+        with pytest.raises(Unreadable, match="two values have one name"):
+            of_flower(policy, ask, JsonSerializer().dump({"type": "Reply", "content": content}), ())
+
+
+def test_noise_covers_all_tensors_of_the_task_or_none() -> None:
+    start: dict[str, Any] = {"w": np.zeros(3, np.float32), "n": np.zeros(1, np.int64), "m": np.zeros(1, np.int64)}
+    task, policy = Task(Job(7, 1, "train"), start, {}), Policy(clip=1.0, noise_multiplier=1.0)
+    reply = MESSAGES.dump(Reply(task.job, fl.Update(start, 1)))
+    assert MESSAGES.load(noising.of_federation(policy, MESSAGES.dump(task), reply)).content.model.keys() == start.keys()
+    for name in start:
+        part = {other: start[other] for other in start if other != name}
+        reply = MESSAGES.dump(Reply(task.job, fl.Update(part, 1)))
+        with pytest.raises(InvalidUpdate, match=f"'{name}' is .*missing"):
+            noising.of_federation(policy, MESSAGES.dump(task), reply)
+
+
+def test_a_task_of_many_levels_is_refused(tmp_path: Path) -> None:
+    def source(task: envelope.Task, plain: Any) -> Source:
+        if task.job.round == 1:
+            return Source("a" * 64, "")
+        raise RecursionError
+
+    rules = federation_work(edge.Config(netq.NetworkLocation("a", 1), train="a:b")).rules._replace(source=source)
+    guard = Guard(Policy(approve=True, audit=tmp_path / "audit.jsonl"), rules, tmp_path, "a:1")
+    for number, why in ((1, "waits for the approval"), (2, "the task cannot be read: RecursionError")):
+        task = envelope.ENVELOPES.load(MESSAGES.dump(Task(Job(7, number, "train"), {}, {})))
+        assert guard.refused(task, guard.begin(task)).startswith(why)
+    assert [line.get("source") for line in audited(tmp_path)] == ["a" * 64, None]
 
 
 def test_what_was_checked_is_what_leaves() -> None:

@@ -131,6 +131,8 @@ def smuggles(model: Any, config: Mapping[str, Any]) -> fl.Update:
             raise OSError("the secret is 42")
         case "skip":
             raise fl.Skip("the secret is 42")
+        case "status":
+            os._exit(42)
         case "record":  # another process writes the record of the task
             _write_a_record()
     return update

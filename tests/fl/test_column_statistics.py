@@ -121,30 +121,54 @@ def test_a_column_that_a_client_has_not_is_withheld() -> None:
 
 def test_small_numbers_are_given_as_zero() -> None:
     values = np.repeat([-1.0, 121.0, np.nan, 2.0, 12.0, 22.0, 52.0], [9, 10, 9, 20, 6, 4, 30])
+    values[-60:] += np.arange(60) / 60
     _, [answer] = answers([values], 10)
     found = pooled([values], least=10)
     assert (found.below, found.above, found.missing) == (0, 10, 0)
     assert {at: int(size) for at, size in enumerate(found.histogram) if size} == {0: 20, 10: 30}
     assert (found.count, found.suppressed) == (60, 10)
-    assert found.mean == pytest.approx((20 * 2 + 6 * 12 + 4 * 22 + 30 * 52) / 60)
+    assert found.mean == pytest.approx(values[-60:].mean())
     assert answer.vector[1] == 60
 
 
 def test_no_small_number_follows_from_the_count_and_the_other_cells() -> None:
-    found = pooled([np.repeat([2.0, 12.0, 22.0, 32.0, 42.0], [20, 3, 30, 20, 20])], least=10)
+    found = pooled([np.repeat([2.0, 12.0, 22.0, 32.0, 42.0], [20, 3, 30, 20, 20]) + np.arange(93) / 93], least=10)
     assert {at: int(size) for at, size in enumerate(found.histogram) if size} == {4: 30, 6: 20, 8: 20}
     assert found.suppressed == 23  # one of the smallest cells is enough
 
 
 @pytest.mark.parametrize("bins", [1, 2, 24])
-@pytest.mark.parametrize("counts", [(397, 3), (200, 9, 191)])
+@pytest.mark.parametrize("counts", [(397, 3), (200, 9, 191), (99, 9, 9)])
 def test_a_rare_one_of_few_values_is_not_told_by_the_mean(counts: tuple[int, ...], bins: int) -> None:
     column, values = fl.Column(0, 2, bins), np.repeat([0.0, 1.0, 2.0][: len(counts)], counts)
     _, [answer] = answers([values], 10, age=column)
     assert not answer.vector.any()
-    assert "3 different values at most, one of them fewer than 10 times" in answer.withheld["age"]
+    assert "3 different values at most: count, mean and variance would tell them" in answer.withheld["age"]
     _, [answer] = answers([values], 3, age=column)
     assert answer.vector[1] == values.size
+
+
+def test_how_often_a_rare_value_is_there_does_not_follow_from_mean_variance_and_cells() -> None:
+    """Four values with the same count, sum and squares: no question tells how often each of them is there."""
+    random, clients = np.random.default_rng(0), ([100, 5, 8, 9], [101, 2, 11, 8], [99, 8, 5, 10])
+    for low, high in [(0.0, 1.0), *random.random((100, 2))]:
+        column = fl.Column(-low, 3 + high, 40)
+        _, found = answers([np.repeat([0, 1, 2, 3], counts) for counts in clients], 10, age=column)
+        assert found[0].vector[1] == 122
+        assert len({each.vector.tobytes() for each in found}) == 1
+
+
+@pytest.mark.parametrize("values", [[0, 1, 2, 7.3], [0, 1, 2, *range(3, 12)]])
+def test_fewer_rare_values_than_the_minimum_are_not_told_by_the_mean(values: list[float]) -> None:
+    _, [few, enough] = answers([np.repeat(values, [99] * 3 + [1] * (len(values) - 3)), np.repeat(values, 99)], 10)
+    assert not few.vector.any()
+    assert enough.vector[1] == 99 * len(values)
+
+
+def test_cells_of_single_values_are_given_if_more_than_three_others_are_not() -> None:
+    values = np.repeat(np.arange(24.0) * 5, [20] * 20 + [4] * 4)
+    assert pooled([values], least=10).histogram.tolist() == [20] * 20 + [0] * 4
+    assert np.count_nonzero(pooled([values[:-4]], least=10).histogram) == 19
 
 
 @pytest.mark.parametrize("seed", range(20))

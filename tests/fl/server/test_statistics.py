@@ -142,7 +142,7 @@ def skips(config: Mapping[str, Any]) -> Any:
     ("columns", "reason"),
     [
         (None, "this client has no function `columns`, so it gives no statistics of its data"),
-        (raises, "OSError: no disk"),
+        (raises, "its function `columns` has failed; the log of the client says more"),
         (skips, "it skips: no data yet"),
         (lambda config: [1], "columns returned list; expected a dict of arrays by name"),
     ],
@@ -214,6 +214,26 @@ def test_a_lie_is_left_out(content: Any, reason: str) -> None:
         assert reason in str(report.failures[IDS[1]])
         assert report.clients == (IDS[0],)
         assert plain(report) == plain(asked([{"columns": data(0)}]))
+
+
+def test_a_client_that_answers_twice_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice, settle = threading.Event(), Members.settle
+
+    def waits(config: Mapping[str, Any]) -> Any:
+        assert twice.wait(SOON)
+        return data(0)
+
+    def settles(members: Members, member: Any, event: Any) -> None:
+        settle(members, member, event)
+        twice.set()
+
+    answer = Answered({"vector": vector(), "withheld": {}})
+    with Federation(min_clients=2) as found, monkeypatch.context() as patch:
+        patch.setattr(Members, "settle", settles)
+        join(found, IDS[0], waits)
+        found.join_raw(IDS[1], lambda task: [reply(task, answer)] * 2)
+        report = found.server.statistics_of(ASKED)
+    assert (sorted(report.clients), report.failures) == (IDS[:2], {})
 
 
 def test_an_answer_to_another_question_is_left_out() -> None:
