@@ -24,7 +24,7 @@ class Budget:
             self._ledger = Ledger.restored(json.loads(read_regular(self._path)))
         except FileNotFoundError:
             self._ledger = Ledger()
-        except (OSError, ValueError, TypeError, IndexError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, IndexError, RecursionError) as error:
             text = "is no budget of an agent; restore it, or remove it if the count may begin at 0"
             raise NotNow(f"policy.max_epsilon: {self._path}: {text} ({error})") from None
 

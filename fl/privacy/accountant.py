@@ -87,7 +87,9 @@ class Ledger:
 
     @classmethod
     def restored(cls, state: Any) -> Self:
-        """Return a ledger from its plain values. Raises ValueError for others."""
+        """Return a ledger from its plain values. Raises ValueError, TypeError, IndexError for others."""
+        if not isinstance(state, list):  # no dict or text without rounds
+            raise TypeError(f"a {type(state).__name__}; expected a list of rounds")
         rounds = [(Noise(*each[:3]), each[3]) for each in state]
         for noise, count in rounds:
             right = is_number(noise.multiplier, 1e-6, 1e9) and is_number(noise.sampling, 0, 1) and noise.sampling > 0

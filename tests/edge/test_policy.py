@@ -385,12 +385,13 @@ def test_policy_goes_with_masks(tmp_path: Path) -> None:
     assert aggregator.model["w"] != pytest.approx(0.25, abs=1e-4)
 
 
-def test_damaged_budget_is_not_begun_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["[[1]]", "{}", '""', "", "[" * 10**5], ids=["short", "dict", "text", "empty", "deep"])
+def test_damaged_budget_is_not_begun_anew(tmp_path: Path, text: str) -> None:
     policy = Policy(clip=1.0, noise_multiplier=1.0, max_epsilon=100)
     budget = Budget(policy, tmp_path)
     budget.spend()
     assert Budget(policy, tmp_path).epsilon == budget.epsilon > 0
-    (tmp_path / "budget.json").write_text("[[1]]")
+    (tmp_path / "budget.json").write_text(text)
     with pytest.raises(NotNow, match=r"budget\.json: is no budget of an agent; restore it, or remove it"):
         Budget(policy, tmp_path)
 
