@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,9 +26,9 @@ from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_i
 from fl.flower.envelope import Failure, Fetch, OtherApp
 from fl.flower.masked_rounds import MaskedRounds, MaxExamples, Nodes, check_secure, check_sendable
 from fl.flower.messages import MESSAGES, Ask, Files, Reply, Secured, check_config, message_id, node_id, read, title_of
-from fl.flower.record_codec import nbytes
 from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
 from fl.flower.signed_app import SignedApp
+from fl.flower.unpulled import Unpulled
 from fl.messages import Answered, Masked
 from fl.properties import title
 from fl.report import ClientFailure, FailureKind
@@ -55,7 +54,6 @@ _CODES = {
 
 _QUIET = 600.0  # seconds until a kind of line about a node is a line again: a node may send without end
 _PUSHED = 2**30  # bytes that may wait for one node at least: an app may push several models at once
-_REPLY = 1024  # bytes that a reply counts besides its arrays: the cost of its objects
 
 
 class _Sent(NamedTuple):
@@ -63,36 +61,6 @@ class _Sent(NamedTuple):
 
     metadata: Metadata
     peer: uuid.UUID | None  # None: the node was not connected
-
-
-class _Unpulled:
-    """The sizes of the replies that have arrived and were not pulled, the oldest first. Thread-safe.
-
-    room: bytes that they may take together; the last one may be larger.
-    """
-
-    def __init__(self, room: int) -> None:
-        self._room = room
-        self._lock = threading.Lock()
-        self._sizes: dict[str, int] = {}
-        self._total = 0
-
-    def add(self, id: str, content: RecordDict | Error) -> list[str]:
-        """Add a reply. Return the oldest ones, which must go: they are removed here."""
-        size = _REPLY + (nbytes(content) if isinstance(content, RecordDict) else 0)
-        with self._lock:
-            dropped = []
-            while self._sizes and self._total + size > self._room:
-                dropped.append(next(iter(self._sizes)))
-                self._total -= self._sizes.pop(dropped[-1])
-            self._sizes[id] = size
-            self._total += size
-            return dropped
-
-    def remove(self, id: str) -> None:
-        """Remove a reply. Does nothing for another id."""
-        with self._lock:
-            self._total -= self._sizes.pop(id, 0)
 
 
 class Grid(flwr.serverapp.Grid):
@@ -149,7 +117,7 @@ class Grid(flwr.serverapp.Grid):
             options = replace(options, serialization=MESSAGES, connection=connection)
             self._log_dedup = LogDedup()
             self._names: dict[uuid.UUID, str] = {}
-            self._unpulled = _Unpulled(options.connection.memory)
+            self._unpulled = Unpulled(options.connection.memory)
             self._dispatcher: TaskDispatcher[str] = TaskDispatcher(
                 *(options, protocol, grace, self._receive, self._begins),
                 noun="message",

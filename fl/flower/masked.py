@@ -46,6 +46,8 @@ def task_of(ask: Mapping[str, Any]) -> Task:
         # BatchNorm's statistics, by their names, have a wider range. Masks are for whatever an app gives besides.
         roles = {name: role for name, role in assign(model, None).items() if role == "averaged"}
         return Task(Job(run, batch, purpose), model, config, roles=roles, secure=secure)
+    except InvalidUpdate:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidUpdate(f"the message is not valid: {error}") from error
 

@@ -31,13 +31,13 @@ from fl.messages import Masked, Task
 from fl.report import ClientFailure, FailureKind, MaskedSum
 from fl.secure.certified import Prove
 from fl.secure.layout import Summed
-from fl.secure.options import SecureAggregation
+from fl.secure.options import SecureAggregation, check_max_examples
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.federation import Void
 from fl.server.masked import Masks
 from fl.server.member import Asked, Member, MemberEvent
 from netq.errors import InvalidOption
-from netq.validate import expect, is_whole
+from netq.validate import expect
 
 log = logging.getLogger("netq.fl")
 
@@ -211,8 +211,7 @@ def check_secure(secure: object, max_examples: object) -> None:
     if secure is None:
         expect(max_examples is None, "Grid.max_examples", max_examples, "none: it is for secure aggregation")
         return
-    form = 'what the largest node has, or a little more, as in 10_000, or "equal": all replies weigh the same'
-    expect(max_examples == "equal" or is_whole(max_examples, 1, 2**40), "Grid.max_examples", max_examples, form)
+    check_max_examples("Grid.max_examples", max_examples)
 
 
 def check_sendable(messages: Sequence[Message]) -> None:
