@@ -24,8 +24,9 @@ import netq
 from fl.envelope import End, Leave
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
 from fl.flower.envelope import Failure, Fetch, OtherApp
+from fl.flower.masked import Secured
 from fl.flower.masked_rounds import MaskedRounds, MaxExamples, Nodes, check_secure, check_sendable
-from fl.flower.messages import MESSAGES, Ask, Files, Reply, Secured, check_config, message_id, node_id, read, title_of
+from fl.flower.messages import MESSAGES, Ask, Files, Reply, check_config, message_id, node_id, read, title_of
 from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
 from fl.flower.signed_app import SignedApp
 from fl.flower.unpulled import Unpulled

@@ -12,12 +12,13 @@ sides make the same task of an Ask, so that its digest finds a server that gives
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fl.checks import expect
-from fl.envelope import PURPOSES, Finished, Job, values
+from fl.envelope import PURPOSES, Finished, Job, check_number, values
 from fl.errors import InvalidUpdate
 from fl.flower.envelope import VERSION
 from fl.messages import Answered, Masked, Skip, Task, Update
@@ -29,6 +30,23 @@ from netq.validate import is_whole
 WEIGHT = "num-examples"  # Flower's name of the metric by which a reply counts
 _PLAIN = messages()
 _KINDS = ("arrays", "metrics", "config")
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A node's reply under masks, or its answer to a step. Raises InvalidUpdate."""
+
+    batch: int
+    content: Masked | Answered
+    protocol: str = VERSION
+
+    def __post_init__(self) -> None:
+        check_number("the batch of a reply", self.batch)
+        expect(isinstance(self.content, Masked | Answered), "content", self.content, "a Masked or an Answered")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the values of the message."""
+        return {**values(self), "content": values(self.content)}
 
 
 def task_of(ask: Mapping[str, Any]) -> Task:
@@ -83,8 +101,8 @@ def update_of(reply: Any, start: Mapping[str, Any]) -> Update | str:
 
 def finished(job: tuple[int, int], content: Masked | Answered | Skip) -> Finished:
     """Return a vector, or the answer to a step, as the bytes of a Secured. job: run and batch."""
-    message = {"type": "Secured", "batch": job[1], "content": values(content), "protocol": VERSION}
-    return Finished(job, _PLAIN.dump(message), content.nbytes if isinstance(content, Masked) else 0)
+    assert isinstance(content, Masked | Answered)  # update_of makes nothing that is skipped
+    return Finished(job, _PLAIN.dump(Secured(job[1], content).plain()), getattr(content, "nbytes", 0))
 
 
 def load(stream: Stream) -> Any:

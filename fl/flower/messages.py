@@ -30,9 +30,10 @@ from fl.envelope import MAX_NUMBER, Leave, values, with_values
 from fl.errors import InvalidUpdate
 from fl.flower import envelope
 from fl.flower.envelope import NAME, VERSION, Failure, Fetch, OtherApp, is_name
+from fl.flower.masked import Secured
 from fl.flower.record_codec import check_value, decode, encode
 from fl.flower.signed_app import SignedApp
-from fl.messages import Answered, Masked, build
+from fl.messages import build
 from fl.tensors.serialization import expect, messages
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
@@ -96,19 +97,6 @@ class Reply:
         right = type(self.usage) is dict and len(self.usage) <= _USAGE
         right = right and all(is_name(name) and _is_time(value) for name, value in self.usage.items())
         expect(right, "the usage in a reply", f"{_USAGE} finite numbers by name at most")
-
-
-@dataclass(frozen=True)
-class Secured:
-    """A node's reply under masks, or its answer to a step. Raises Unreadable."""
-
-    batch: int
-    content: Masked | Answered
-    protocol: str = VERSION
-
-    def __post_init__(self) -> None:
-        expect(_is_number(self.batch), "the batch of a reply", "a whole number of 63 bits")
-        expect(isinstance(self.content, Masked | Answered), "a reply under masks", "a Masked or an Answered")
 
 
 @dataclass(frozen=True)
@@ -180,6 +168,8 @@ def read(plain: Any, *, copy: bool = False) -> Message:
 def _dump(message: Any) -> Stream:
     if isinstance(message, (Ask, Reply)):
         return _SERIALIZER.dump({**values(message), "content": encode(message.content)})
+    if isinstance(message, Secured):
+        return _SERIALIZER.dump(message.plain())
     return _SERIALIZER.dump(values(message) if is_dataclass(message) else message)
 
 

@@ -459,7 +459,7 @@ def test_a_node_reports_an_unreadable_message() -> None:
         dispatcher, key = federation.grid._dispatcher, message_id(5, fl.flower.node_id(id))
         dispatcher.ask([({"type": "Ask", "protocol": "netq-flower/9"}, {id: key})], 60)
         error = dispatcher.take(lambda wanted: wanted == key, time.monotonic() + SOON)
-    assert "cannot read what it was sent: the version of a message: expected netq-flower/2" in str(error)
+    assert f"cannot read what it was sent: the version of a message: expected {VERSION}" in str(error)
 
 
 @pytest.mark.slow
