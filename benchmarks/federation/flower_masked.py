@@ -75,7 +75,7 @@ def torch_app(make: Callable[[], nn.Sequential]) -> ClientApp:
         net, x, y = begin(message, context)
         optimiser, order = torch.optim.SGD(net.parameters(), 0.1), torch.Generator().manual_seed(7)
         net.train()
-        for batch in torch.randperm(len(x), generator=order).split(50):
+        for batch in torch.split(torch.randperm(len(x), generator=order), 50):
             optimiser.zero_grad()
             loss(net(x[batch]), y[batch]).backward()
             optimiser.step()

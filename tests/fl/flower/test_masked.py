@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from tests.fl.flower.apps import ROUNDS, app, server
 from tests.fl.flower.federation import SHORT, SOON, Federation, error_of
 
 SECURE = fl.SecureAggregation(metrics=("loss", "train_loss"), step=SOON)
-MODEL = {
+MODEL: dict[str, Any] = {
     "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
     "bn.running_mean": np.zeros(3),
     "bn.num_batches_tracked": np.array(5, np.int64),
@@ -39,8 +40,12 @@ def content(model: Mapping[str, Any] = MODEL, **config: Any) -> RecordDict:
 
 def trained(number: int) -> dict[str, Any]:
     random = np.random.default_rng(number)
-    floats = {name: random.normal(size=MODEL[name].shape) for name in ("w", "bn.running_mean")}
+    floats: dict[str, Any] = {name: random.normal(size=MODEL[name].shape) for name in ("w", "bn.running_mean")}
     return {**floats, "w": floats["w"].astype(np.float32), "bn.num_batches_tracked": np.array(5 + number, np.int64)}
+
+
+def tensor(name: str, number: int) -> Any:
+    return trained(number)[name]
 
 
 def examples(number: int) -> int:
@@ -83,9 +88,7 @@ def check_mean(reply: Message, numbers: Sequence[int], weight: Callable[[int], i
     arrays, metrics = reply.content["arrays"], reply.content["metrics"]
     assert isinstance(arrays, ArrayRecord)
     for name in ("w", "bn.running_mean"):
-        assert arrays[name].numpy() == pytest.approx(
-            mean(lambda n, name=name: trained(n)[name], numbers, weight), abs=2e-4
-        )
+        assert arrays[name].numpy() == pytest.approx(mean(partial(tensor, name), numbers, weight), abs=2e-4)
         assert arrays[name].dtype == str(MODEL[name].dtype)
     batches = mean(lambda n: 5 + n, numbers, weight)
     assert arrays["bn.num_batches_tracked"].numpy() == np.rint(batches)
@@ -126,7 +129,8 @@ def test_evaluation_is_summed_too() -> None:
 )
 def test_a_strategy_comes_to_the_same_result(make: Callable[[], strategies.Strategy]) -> None:
     results = []
-    for settings in ({}, {"secure": replace(SECURE, clip=1000.0), "max_examples": 50}):
+    kinds: tuple[dict[str, Any], ...] = ({}, {"secure": replace(SECURE, clip=1000.0), "max_examples": 50})
+    for settings in kinds:
         made, result = server(make(), timeout=SOON)
         with Federation(**settings) as found:
             found.join_all(app, 4)
