@@ -301,7 +301,7 @@ class Grid(flwr.serverapp.Grid):
                 self._dispatcher.answer_all(peer, Error(message.code, message.reason))
             case Reply():
                 return self._answered(peer, message.batch, message.content, message.usage)
-            case Secured():
+            case Secured() if message_id(message.batch, node_id(peer)) not in self._sent:
                 return self._answered(peer, message.batch, message.content, {})
             case Failure(batch=int(batch)):
                 return self._answered(peer, batch, Error(message.code, message.reason), {})
@@ -322,8 +322,8 @@ class Grid(flwr.serverapp.Grid):
             return False
         if usage:
             self.usage[node_id(peer)] = usage
-        dropped = []
-        if id in self._sent and not isinstance(content, Masked | Answered):  # else a masked round takes it at once
+        dropped: list[str] = []
+        if id in self._sent and isinstance(content, RecordDict | Error):  # else a masked round takes it at once
             dropped = self._unpulled.add(id, content)  # first: another thread may take the answer at once
         self._dispatcher.answer(id, content)
         for oldest in dropped:

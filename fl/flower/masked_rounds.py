@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -215,35 +216,34 @@ def check_secure(secure: object, max_examples: object) -> None:
 
 
 def check_sendable(messages: Sequence[Message]) -> None:
-    """Raise InvalidOption unless messages can be one masked round, and the strategy that sends them needs their mean.
+    """Raise InvalidOption unless messages can be one masked round, and what sends them needs the mean of the replies.
 
     Looks for the strategy among the callers: Flower's grids do not know it, and one that compares replies would find
     them equal, and go on with a wrong result.
     """
-    first = messages[0]
     forms = {(id(each.content), each.metadata.message_type, each.metadata.group_id) for each in messages}
     nodes = {each.metadata.dst_node_id for each in messages}
-    wrong = ""
-    if len(forms) > 1 or len(nodes) < len(messages):
+    wrong = _misfit_of_caller()
+    if not wrong and (len(forms) > 1 or len(nodes) < len(messages)):
         wrong = f"{len(messages)} messages have not all one content, each to another node; a sum needs one task of all"
-    strategy = _strategy_of_caller()
-    if strategy is not None:
-        wrong = wrong or _misfit(strategy)
     if wrong:
-        raise InvalidOption(f"Grid.secure: {first.metadata.message_type}: {wrong}")
+        raise InvalidOption(f"Grid.secure: {messages[0].metadata.message_type}: {wrong}")
 
 
-def _strategy_of_caller() -> Strategy | None:
-    frame = sys._getframe(1)
+def _misfit_of_caller() -> str:
+    """Return why a strategy cannot have masks; "" if it can, or if none is among the callers."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if isinstance(found := frame.f_locals.get("self"), Strategy):
-            return found
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Strategy):
+            return _misfit(caller)
+        if type(caller).__name__ == "GridClientProxy":  # of Flower's server for apps of before the message API
+            return "apps of before Flower's message API send each node its own message; a sum needs one task of all"
+        frame = frame.f_back
+    return ""
 
 
 def _misfit(strategy: Strategy) -> str:
-    """Return why a strategy cannot have masks; "" if it can."""
     name, key = type(strategy).__name__, getattr(strategy, "weighted_by_key", WEIGHT)
     kernel = strategy.kernel if isinstance(strategy, kernel_strategy.FedAvg) else WeightedMean
     if kernel is not WeightedMean or any(each.__name__ in _SINGLE for each in type(strategy).__mro__):

@@ -24,7 +24,9 @@ import fl.flower
 import netq
 from fl.envelope import Leave
 from fl.flower.envelope import VERSION, Fetch, OtherApp
+from fl.flower.masked import Secured
 from fl.flower.messages import MESSAGES, Reply, message_id
+from fl.messages import Answered
 from netq.security import certificates
 from netq.testing.log import LogRecorder
 from netq.utils.stream import PickleSerializer
@@ -388,6 +390,7 @@ class Evil:
         (lambda ask: [reply_to(ask, [], more=1)], "a message is not valid: "),
         (lambda ask: [reply_to(ask, [], batch=None)], "the batch of a reply: expected a whole number"),
         (lambda ask: [["list"]], "a message: expected an object with a type"),
+        (lambda ask: [Secured(ask["batch"], Answered({}))], "a Secured; expected a Reply"),
     ],
 )
 def test_a_hostile_reply_fails_its_node_only(answer: Any, reason: str) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.common import EvaluateIns, Parameters
+from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.serverapp import strategy as strategies
 
 import fl
@@ -22,9 +26,11 @@ from fl.aggregation.mean import WeightedMean
 from fl.flower import masked_rounds
 from fl.flower.masked import task_of
 from fl.flower.messages import node_id
+from netq.security import certificates
 from netq.testing.log import LogRecorder
 from tests.fl.flower.apps import ROUNDS, app, server
-from tests.fl.flower.federation import SHORT, SOON, Federation, error_of
+from tests.fl.flower.author import Author
+from tests.fl.flower.federation import SHORT, SOON, Federation, at, error_of
 
 SECURE = fl.SecureAggregation(metrics=("loss", "train_loss"), step=SOON)
 MODEL: dict[str, Any] = {
@@ -171,7 +177,15 @@ def test_a_sum_does_without_a_node_that_fails() -> None:
         assert "the sensor does not answer" in error_of(bad).reason
 
 
-def test_a_sum_does_without_a_node_that_is_late_and_the_next_has_it() -> None:
+def test_a_sum_does_without_a_node_that_is_late_and_the_next_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[str, int]] = []
+    asks = masked_rounds.Nodes.ask
+
+    def spy(self: Any, task: Any, members: Any, limit: float, **more: Any) -> None:
+        steps.append((task.secure["step"], len(members)))
+        asks(self, task, members, limit, **more)
+
+    monkeypatch.setattr(masked_rounds.Nodes, "ask", spy)
     begun, is_open = threading.Event(), threading.Event()
 
     def slow(message: Message, context: Context) -> Message:
@@ -186,6 +200,10 @@ def test_a_sum_does_without_a_node_that_is_late_and_the_next_has_it() -> None:
             "no reply in time"
         ]
         check_mean(next(reply for reply in replies if not reply.has_error()), range(4))
+        assert steps[-2:] == [
+            ("agree", 4),
+            ("open", 4),
+        ]  # one that does a task would not answer in time
         is_open.set()
         replies = ask(found.grid)
         assert not any(reply.has_error() for reply in replies)
@@ -345,17 +363,42 @@ def test_a_node_that_wants_masks_answers_nothing_without() -> None:
     assert calls == []
 
 
-def test_a_node_whose_reply_is_not_masked_is_not_counted() -> None:
-    def answers(message: Any) -> list[Any]:
-        if "step" in message["secure"]:
-            return []
-        return [fl.flower.messages.Reply(message["batch"], record(4))]
+def test_a_reply_without_masks_does_not_count() -> None:
+    class Plain(fl.flower.Node):
+        def _answer(self, task: Any, tasks: Any, masker: Any) -> Any:
+            answer = super()._answer(task, tasks, masker)
+            return answer if task.is_step else tasks.answer(task)
 
+    with federation() as found:
+        options = found.options(uuid.uuid4())
+        found.start(Plain(client, {"partition-id": 4}).run, options)
+        found.wait_for(options.id)
+        replies = ask(found.grid)
+        (bad,) = (reply for reply in replies if reply.has_error())
+        assert error_of(bad).reason.endswith(": a RecordDict; expected a vector under masks")
+        check_mean(next(reply for reply in replies if not reply.has_error()), range(4))
+        assert found.grid._unpulled._sizes == {}  # what a round takes is not kept for the app to pull
+
+
+def test_a_node_that_does_not_answer_a_step_is_left_out() -> None:
     with federation(secure=replace(SECURE, step=5 * SHORT)) as found:
-        found.join_raw(answers)
+        found.join_raw(lambda message: [])
         replies = ask(found.grid)
         (bad,) = (reply for reply in replies if reply.has_error())
         assert ": no answer " in error_of(bad).reason
+        check_mean(next(reply for reply in replies if not reply.has_error()), range(4))
+
+
+def test_a_node_that_has_lied_takes_no_part_any_more() -> None:
+    with federation() as found:
+        id = found.join(client, {"partition-id": 4})
+        masked = found.grid._masked
+        assert masked is not None
+        masked._masks.liars[str(id)] = "it has dealt no shares"
+        replies = ask(found.grid)
+        (bad,) = (reply for reply in replies if reply.has_error())
+        assert bad.metadata.src_node_id == node_id(id)
+        assert error_of(bad).reason.endswith(": it has dealt no shares")
         check_mean(next(reply for reply in replies if not reply.has_error()), range(4))
 
 
@@ -370,3 +413,75 @@ def test_an_ask_that_is_no_task_is_refused() -> None:
     for wrong in ({}, {"secure": {}, "run": 1, "batch": 1, "message_type": 1, "content": []}):
         with pytest.raises(fl.InvalidUpdate, match="the message is not valid"):
             task_of(wrong)
+
+
+def test_certificates_prove_the_keys_of_the_nodes(tmp_path: Path) -> None:
+    own = certificates.init(tmp_path)
+    issued = [certificates.issue(tmp_path, f"board-{number}") for number in range(4)]
+    shown = {entry.name: entry.id for entry in certificates.show(tmp_path)}
+    options = at(("127.0.0.1", 0), security=netq.SecurityOptions(own.key, own.certificate, own.authority))
+    with Federation(options, secure=SECURE, max_examples=100) as found, LogRecorder() as log:
+        for number, files in enumerate(issued):
+            id = shown[f"board-{number}"]
+            assert id is not None
+            security = netq.SecurityOptions(files.key, files.certificate, files.authority)
+            node = fl.flower.Node(client, {"partition-id": number}, secure=fl.SecurePolicy(certificates=True))
+            found.start(node.run, replace(found.options(id), security=security))
+            found.wait_for(id)
+        check_mean(ask(found.grid)[0], range(4))
+    assert not log.having("without certificates")
+
+
+TRAINS = """
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+client = ClientApp()
+
+
+@client.train()
+def train(message, context):
+    metrics = MetricRecord({{"num-examples": 1, "loss": float({0})}})
+    return Message(RecordDict({{"arrays": message.content["arrays"], "metrics": metrics}}), reply_to=message)
+"""
+
+
+def test_a_delivered_app_runs_under_masks(tmp_path: Path) -> None:
+    author = Author(tmp_path)
+    delivery = author.signed(7, module=TRAINS)
+    boards = [fl.flower.ReceivedApps(tmp_path / f"apps{number}", author.files.certificate) for number in range(3)]
+    with Federation(secure=SECURE, max_examples="equal", delivery=delivery) as found:
+        for board in boards:
+            found.join(board)
+        for _ in range(2):
+            for reply in ask(found.grid):
+                assert dict(reply.content["metrics"]) == {"num-examples": 1.0, "loss": pytest.approx(7.0, abs=1e-6)}
+
+
+def test_without_recovery_a_lost_reply_is_an_error_of_all_and_the_next_round_counts() -> None:
+    is_broken = [True]
+
+    def broken(message: Message, context: Context) -> Message:
+        return fails(message, context) if is_broken[0] else client(message, context)
+
+    with federation([client, client, broken], secure=replace(SECURE, recovers=False)) as found:
+        reasons = [error_of(reply).reason for reply in ask(found.grid)]
+        assert sum("with recovers=False a sum without cannot be opened" in reason for reason in reasons) == 2
+        assert sum("the sensor does not answer" in reason for reason in reasons) == 1
+        is_broken[0] = False
+        check_mean(ask(found.grid)[0], range(3))
+
+
+def test_nodes_are_sampled_anew_in_each_round() -> None:
+    made, results = server(strategies.FedAvg(fraction_train=0.5, min_train_nodes=3), timeout=SOON)
+    with Federation(secure=replace(SECURE, clip=1000.0), max_examples=50) as found:
+        found.join_all(app, 6)
+        found.run(made)
+    assert list(results[0].train_metrics_clientapp) == list(range(1, ROUNDS + 1))
+
+
+def test_an_app_of_before_the_message_api_is_refused() -> None:
+    with federation() as found:
+        proxy = GridClientProxy(found.grid.get_node_ids()[0], found.grid, 1)
+        with pytest.raises(netq.InvalidOption, match="evaluate: apps of before Flower's message API"):
+            proxy.evaluate(EvaluateIns(Parameters([], ""), {}), None, 1)
