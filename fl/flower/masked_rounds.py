@@ -48,6 +48,7 @@ _CLIPPED = 0.001  # the share of the elements from which on a warning says so, a
 _SINGLE = (
     *("Bulyan", "FedMedian", "FedTrimmedAvg", "FedXgbBagging", "FedXgbCyclic", "Krum", "MultiKrum", "QFedAvg"),
     *("DifferentialPrivacyServerSideAdaptiveClipping", "DifferentialPrivacyServerSideFixedClipping"),
+    "DifferentialPrivacyClientSideAdaptiveClipping",  # counts the replies that were clipped
 )
 
 
@@ -244,6 +245,8 @@ def _misfit_of_caller() -> str:
 
 
 def _misfit(strategy: Strategy) -> str:
+    if isinstance(inner := getattr(strategy, "strategy", None), Strategy) and (why := _misfit(inner)):  # it wraps one
+        return why
     name, key = type(strategy).__name__, getattr(strategy, "weighted_by_key", WEIGHT)
     kernel = strategy.kernel if isinstance(strategy, kernel_strategy.FedAvg) else WeightedMean
     if kernel is not WeightedMean or any(each.__name__ in _SINGLE for each in type(strategy).__mro__):

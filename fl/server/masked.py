@@ -123,7 +123,7 @@ class Masks:
         self._warned_coarse = True
         text = (
             "masks: a client has %.0f examples on average, and may have %d: its changes are rounded to %.0f steps on "
-            'each side, and small ones are lost; set the strategy\'s max_examples to what clients have, or to "equal"'
+            'each side, and small ones are lost; set max_examples to what clients have, or to "equal"'
         )
         log.warning(text, examples / len(summing.present), summing.terms.most, left)
 

@@ -18,6 +18,7 @@ import pytest
 import fl
 import netq
 from tests.edge.flower_devices import SOON, Device
+from tests.fl.flower.author import TRAINS, Author
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # click's, of what typer does
@@ -114,6 +115,21 @@ def test_a_reply_that_masks_do_not_cover_stays_at_the_device(folder: Path) -> No
         assert error.reason.endswith(why)
         for reply in replies.values():
             check_mean(reply, 2.5, count=pytest.approx(1.0), age=pytest.approx(40.0))
+
+
+@pytest.mark.slow
+def test_devices_get_their_app_and_run_it_under_masks(folder: Path) -> None:
+    author = Author(folder)
+    app = f'[app]\nfolder = "apps{{}}"\nsigner = "{author.files.certificate}"\n{REQUIRED}'
+    settings = {"secure": fl.SecureAggregation(metrics=("loss",)), "max_examples": "equal"}
+    with grid_of(delivery=author.signed(7, module=TRAINS), **settings) as grid, ExitStack() as stack:
+        for number in range(3):
+            device = Device(folder, grid.netloc.port, app.format(number), app=None)
+            (folder / f"apps{number}").mkdir()
+            stack.enter_context(device.running())
+        grid.wait(3, SOON)
+        for reply in train(grid).values():
+            check_mean(reply, 0.0, loss=pytest.approx(7.0))
 
 
 @pytest.mark.slow

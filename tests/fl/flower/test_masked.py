@@ -29,7 +29,7 @@ from fl.flower.messages import node_id
 from netq.security import certificates
 from netq.testing.log import LogRecorder
 from tests.fl.flower.apps import ROUNDS, app, server
-from tests.fl.flower.author import Author
+from tests.fl.flower.author import TRAINS, Author
 from tests.fl.flower.federation import SHORT, SOON, Federation, at, error_of
 
 SECURE = fl.SecureAggregation(metrics=("loss", "train_loss"), step=SOON)
@@ -304,6 +304,10 @@ def test_messages_that_masks_do_not_fit_are_refused(
             fl.flower.FedAvg(kernel=lambda model: WeightedMean(model)),
             "FedAvg looks at single replies, and the server learns their mean",
         ),
+        (
+            strategies.DifferentialPrivacyClientSideFixedClipping(strategies.Krum(), 1.0, 1.0, 4),
+            "Krum looks at single replies",
+        ),
         (strategies.FedAvg(weighted_by_key="age"), "FedAvg weighs replies by 'age', and nodes weigh theirs by 'num-ex"),
     ],
 )
@@ -330,13 +334,18 @@ def test_wrong_options_are_refused(settings: dict[str, Any], why: str) -> None:
         fl.flower.Node(client, secure=1)  # type: ignore[arg-type]
 
 
-def test_a_server_that_gives_nodes_different_models_gets_no_vector_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [content({**MODEL, "w": MODEL["w"] + 1}), content(rate=0.2), RecordDict({"more": ConfigRecord(), **content()})],
+)
+def test_a_server_that_gives_nodes_different_tasks_gets_no_vector_of_them(
+    monkeypatch: pytest.MonkeyPatch, other: RecordDict
+) -> None:
     send = masked_rounds.Nodes.send
 
     def lie(self: Any, parts: Any, job: Any, limit: float) -> None:
         if job.purpose == "train":
             ((ask, (first, *others)),) = parts
-            other = content({**MODEL, "w": MODEL["w"] + 1})
             parts = [(replace(ask, content=other), [first]), (ask, others)]
         send(self, parts, job, limit)
 
@@ -432,27 +441,13 @@ def test_certificates_prove_the_keys_of_the_nodes(tmp_path: Path) -> None:
     assert not log.having("without certificates")
 
 
-TRAINS = """
-from flwr.app import Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
-client = ClientApp()
-
-
-@client.train()
-def train(message, context):
-    metrics = MetricRecord({{"num-examples": 1, "loss": float({0})}})
-    return Message(RecordDict({{"arrays": message.content["arrays"], "metrics": metrics}}), reply_to=message)
-"""
-
-
 def test_a_delivered_app_runs_under_masks(tmp_path: Path) -> None:
     author = Author(tmp_path)
     delivery = author.signed(7, module=TRAINS)
     boards = [fl.flower.ReceivedApps(tmp_path / f"apps{number}", author.files.certificate) for number in range(3)]
     with Federation(secure=SECURE, max_examples="equal", delivery=delivery) as found:
         for board in boards:
-            found.join(board)
+            found.join(board, secure=fl.SecurePolicy(required=True))
         for _ in range(2):
             for reply in ask(found.grid):
                 assert dict(reply.content["metrics"]) == {"num-examples": 1.0, "loss": pytest.approx(7.0, abs=1e-6)}
