@@ -441,6 +441,7 @@ def test_certificates_prove_the_keys_of_the_nodes(tmp_path: Path) -> None:
     assert not log.having("without certificates")
 
 
+@pytest.mark.usefixtures("modules_are_forgotten")
 def test_a_delivered_app_runs_under_masks(tmp_path: Path) -> None:
     author = Author(tmp_path)
     delivery = author.signed(7, module=TRAINS)
