@@ -73,7 +73,7 @@ other: tools
 	--editable '.[test,torch,flower]' 'flwr[simulation]' xgboost-cpu && touch $@
 
 flower: .venv-flower tools
-	.venv-flower/bin/python -m pytest $(SPREAD) tests/fl/flower tests/fl/simulation/test_ray_pool.py tests/edge/test_flower.py tests/edge/test_flower_restart.py tests/edge/test_flower_policy.py
+	.venv-flower/bin/python -m pytest $(SPREAD) tests/fl/flower tests/fl/simulation/test_ray_pool.py tests/edge/test_flower.py tests/edge/test_flower_restart.py tests/edge/test_flower_policy.py tests/edge/test_flower_masked.py
 
 faults: .venv/dev tools
 	NETQ_FAULTS=full $(RUN) -m pytest tests/faults

@@ -104,7 +104,7 @@ class Agent:
         self._checks = config.check  # before it takes part
         self._has_failed = False  # a trial; the log has the traceback
         self._traffic = Traffic()
-        self._masks = Masks(config.secure, config.options())
+        self._masks = Masks(config.secure, config.options(), work.reading)
         self.final = final
 
     def run(self) -> None:

@@ -24,6 +24,7 @@ import netq
 from edge.approvals import Source, of_app
 from edge.config import FLOWER_KEYS, KEYS, Config, from_file, open_file
 from edge.guard import Rules
+from edge.masks import Reading
 from edge.outgoing import of_flower
 from edge.policy import Policy
 from edge.work import Work
@@ -82,6 +83,7 @@ def _work(config: Config, app: str | None, folder: Path | None, signer: Path | N
         arguments=arguments,
         title=f"the apps in {folder}" if app is None else app,
         rules=Rules(partial(_source, folder), of_flower, _noised),
+        reading=_reading,
     )
 
 
@@ -89,6 +91,16 @@ def _noised(policy: Policy, task: Stream, reply: Stream) -> Stream:
     from edge import noising  # numpy
 
     return noising.of_flower(policy, task, reply)
+
+
+def _reading() -> Reading:
+    from fl.flower import masked  # numpy
+
+    return Reading(
+        lambda message: masked.task_of(masked.load(message)),
+        lambda reply, model: masked.update_of(masked.load(reply), model),
+        masked.finished,
+    )
 
 
 def _source(folder: Path | None, ask: Ask, _: Any) -> Source:
@@ -125,8 +137,6 @@ def _node_config(file: File) -> dict[str, Any]:
             raise file.wrong(f"client.{key}: is not for --flower, whose messages are its app's; leave it out")
     if file.table("settings"):
         raise file.wrong("[settings]: is not for --flower; a node's config is the table [flower]")
-    if file.table("secure"):
-        raise file.wrong("[secure]: is not for --flower, whose messages have no masks; leave it out")
     if file.table("model"):
         raise file.wrong("[model]: is not for --flower, whose server sends no last model; leave it out")
     for name, value in file.table("flower").items():

@@ -13,10 +13,12 @@ import netq
 from edge.approvals import of_tasks
 from edge.config import Config
 from edge.guard import Rules
+from edge.masks import Reading
 from edge.outgoing import of_federation
 from edge.policy import Policy
 from fl.conversation import Conversation, KnownServer
 from fl.envelope import ENVELOPES, Introduction
+from fl.errors import InvalidUpdate
 from fl.membership import Membership
 from netq.utils.stream import Stream
 
@@ -31,6 +33,7 @@ class Work(NamedTuple):
     arguments: of this class.
     title:     what the child imports for the user.
     rules:     how the device's policy reads the messages.
+    reading:   how masks do.
     """
 
     noun: str
@@ -40,12 +43,26 @@ class Work(NamedTuple):
     arguments: Mapping[str, Any]
     title: str
     rules: Rules
+    reading: Callable[[], Reading]
 
 
 def _noised(policy: Policy, task: Stream, reply: Stream) -> Stream:
     from edge import noising  # numpy
 
     return noising.of_federation(policy, task, reply)
+
+
+def _reading() -> Reading:
+    from fl.messages import MESSAGES, Reply  # numpy
+    from fl.trainer import finished
+
+    def content(reply: Stream, model: Any) -> Any:
+        answer = MESSAGES.load(reply)
+        if not isinstance(answer, Reply):
+            raise InvalidUpdate(f"the training process has left a {type(answer).__name__}")
+        return answer.content
+
+    return Reading(MESSAGES.load, content, finished)
 
 
 def federation(config: Config) -> Work:
@@ -62,4 +79,5 @@ def federation(config: Config) -> Work:
         arguments={**{name: getattr(config, name) for name in names}, "largest": config.largest},
         title=", ".join(name for name in (config.train, config.evaluate, config.columns) if name is not None),
         rules=Rules(lambda task, plain: of_tasks(config.netloc.host, plain), of_federation, _noised),
+        reading=_reading,
     )

@@ -45,7 +45,7 @@ from fl.callbacks.progress import Progress
 from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
 from fl.config.relay import RelayConfig
-from fl.config.server import Config, load_connection
+from fl.config.server import Config, load_flower
 from fl.errors import CheckpointError, InvalidUpdate
 from fl.server.checkpoint import load
 from fl.tensors import files
@@ -205,7 +205,7 @@ def run_flower(
         Path | None,
         typer.Argument(
             metavar="SERVER.toml",
-            help="[server], [security], [seal], [mqtt], [connection]; without it, the nodes of this machine only",
+            help="[server], [secure], [security], [seal], [mqtt], [connection]; without it, this machine's nodes only",
         ),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="nodes to wait for")] = 1,
@@ -220,7 +220,7 @@ def run_flower(
     with _command(verbose):
         import fl.flower  # needs Flower
 
-        options, protocol = (_LOCAL, Protocol.TCP) if config is None else load_connection(config)
+        options, protocol, masks = (_LOCAL, Protocol.TCP, {}) if config is None else load_flower(config)
         server_app, values, version = _server_app(app, run_config)
         delivery = _signed(app) if deliver else None
         only = "" if config else " (of this machine only: no SERVER.toml was given)"
@@ -234,6 +234,7 @@ def run_flower(
             app_version=version,
             delivery=delivery,
             stay=stay,
+            **masks,
         )
         log.info("the run is done%s", "; the nodes wait for the next one" if stay else "")
 

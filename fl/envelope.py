@@ -158,6 +158,11 @@ class Task(NamedTuple):
         return f"{self.job.run} {self.job.round} {self.job.purpose} {self.counted}"
 
     @property
+    def is_step(self) -> bool:
+        """Whether it is a step of secure aggregation, which is nothing for the client's functions."""
+        return self.job.purpose == "secure"
+
+    @property
     def title(self) -> str:
         """Round and purpose, for the log."""
         return f"round {self.job.round}: {self.job.purpose}"

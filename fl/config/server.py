@@ -23,6 +23,7 @@ from fl.config import statistics, strategy
 from fl.errors import InvalidUpdate
 from fl.page.server import check as check_page
 from fl.schedules import from_table
+from fl.secure.options import check_max_examples
 from fl.server.checkpoint import is_there
 from fl.server.validation import checked_evaluation
 from fl.tensors.files import check_name
@@ -206,12 +207,21 @@ def _simulated(path: Path | None) -> Path | None:
     return path.with_name(f"simulated-{path.name}")
 
 
-def load_connection(path: str | Path) -> tuple[CommunicatorOptions, Protocol]:
-    """Read the tables that concern the connection, for a server that is not fl.Server. Raises InvalidOption."""
+def load_flower(path: str | Path) -> tuple[CommunicatorOptions, Protocol, dict[str, Any]]:
+    """Read the file of a server of Flower apps: its connection, and arguments for masks. Raises InvalidOption."""
     file = File(Path(path), "the server's TOML file")
-    file.check_names({**CONNECTION, "server": ("host", "port", "protocol", "proxy")})
+    secure = (*(KEYS["secure"] or ()), "max_examples")
+    file.check_names({**CONNECTION, "server": ("host", "port", "protocol", "proxy"), "secure": secure})
     protocol = file.choice("server", "protocol", Protocol.TCP)
-    return file.communicator(netloc(file), protocol), protocol
+    return file.communicator(netloc(file), protocol), protocol, _masks(file) if "secure" in file.tables else {}
+
+
+def _masks(file: File) -> dict[str, Any]:
+    table = dict(file.table("secure"))
+    most = table.pop("max_examples", None)
+    with file.named():
+        check_max_examples("secure.max_examples", most)
+    return {"secure": file.options("secure", fl.SecureAggregation, table), "max_examples": most}
 
 
 def netloc(file: File) -> NetworkLocation:

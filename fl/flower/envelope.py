@@ -20,7 +20,7 @@ from netq.text import printable
 from netq.utils.stream import Stream
 from netq.validate import is_whole
 
-VERSION = "netq-flower/2"
+VERSION = "netq-flower/3"
 REASON = 1000  # characters of a text; the rest is not sent
 NAME = 100  # characters of an app's version, and of a figure's name
 
@@ -78,7 +78,8 @@ class Ask(NamedTuple):
     unasked: int = MAX_NUMBER  # as of fl.envelope.Task, and so are the next two: a node never waits with its reply
     answered: int = MAX_NUMBER
     deadline: float = math.inf
-    is_secure: bool = False  # an app's messages have no masks
+    is_secure: bool = False  # as of fl.envelope.Task
+    is_step: bool = False  # as of fl.envelope.Task
 
     @property
     def key(self) -> str:
@@ -93,6 +94,7 @@ class Files(NamedTuple):
     stream: Stream
     values: Any = None  # as of fl.envelope.Task
     is_secure: bool = False
+    is_step: bool = False
 
     @property
     def job(self) -> None:
@@ -118,7 +120,9 @@ def read(found: Any, stream: Stream) -> Ask | Files | End:
             raise Unreadable(f"the version of a message: expected {VERSION}; install the same netq")
         case {"type": "Ask", "protocol": str(), "batch": batch, "run": run, "app": app, "title": title}:
             if all(is_whole(each, 0, MAX_NUMBER) for each in (batch, run)) and is_name(app) and is_name(title):
-                return Ask((run, batch), app, title, stream)
+                secure = found.get("secure")
+                is_step = type(secure) is dict and "step" in secure
+                return Ask((run, batch), app, title, stream, is_secure=bool(secure), is_step=is_step)
         case {"type": "Files", "protocol": str(), "version": version} if is_name(version):
             return Files(version, stream)
     raise Unreadable("a message of the grid is not valid: expected an Ask, Files or an End")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,14 +24,20 @@ import netq
 from fl.envelope import End, Leave
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
 from fl.flower.envelope import Failure, Fetch, OtherApp
+from fl.flower.masked import Secured
+from fl.flower.masked_rounds import MaskedRounds, MaxExamples, Nodes, check_secure, check_sendable
 from fl.flower.messages import MESSAGES, Ask, Files, Reply, check_config, message_id, node_id, read, title_of
-from fl.flower.record_codec import nbytes
 from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
 from fl.flower.signed_app import SignedApp
+from fl.flower.unpulled import Unpulled
+from fl.messages import Answered, Masked
 from fl.properties import title
 from fl.report import ClientFailure, FailureKind
+from fl.secure.certified import certified
+from fl.secure.options import SecureAggregation
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.waiting import until_connected
+from netq.errors import InvalidOption
 from netq.runtime.log_dedup import LogDedup
 from netq.validate import expect
 
@@ -43,12 +48,13 @@ _CODES = {
     FailureKind.LATE: ErrorCode.MESSAGE_UNAVAILABLE,
     FailureKind.LOST: ErrorCode.NODE_UNAVAILABLE,
     FailureKind.UNREADABLE: ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    FailureKind.INVALID: ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    FailureKind.VOID: ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
 }
 
 
 _QUIET = 600.0  # seconds until a kind of line about a node is a line again: a node may send without end
 _PUSHED = 2**30  # bytes that may wait for one node at least: an app may push several models at once
-_REPLY = 1024  # bytes that a reply counts besides its arrays: the cost of its objects
 
 
 class _Sent(NamedTuple):
@@ -56,36 +62,6 @@ class _Sent(NamedTuple):
 
     metadata: Metadata
     peer: uuid.UUID | None  # None: the node was not connected
-
-
-class _Unpulled:
-    """The sizes of the replies that have arrived and were not pulled, the oldest first. Thread-safe.
-
-    room: bytes that they may take together; the last one may be larger.
-    """
-
-    def __init__(self, room: int) -> None:
-        self._room = room
-        self._lock = threading.Lock()
-        self._sizes: dict[str, int] = {}
-        self._total = 0
-
-    def add(self, id: str, content: RecordDict | Error) -> list[str]:
-        """Add a reply. Return the oldest ones, which must go: they are removed here."""
-        size = _REPLY + (nbytes(content) if isinstance(content, RecordDict) else 0)
-        with self._lock:
-            dropped = []
-            while self._sizes and self._total + size > self._room:
-                dropped.append(next(iter(self._sizes)))
-                self._total -= self._sizes.pop(dropped[-1])
-            self._sizes[id] = size
-            self._total += size
-            return dropped
-
-    def remove(self, id: str) -> None:
-        """Remove a reply. Does nothing for another id."""
-        with self._lock:
-            self._total -= self._sizes.pop(id, 0)
 
 
 class Grid(flwr.serverapp.Grid):
@@ -96,6 +72,8 @@ class Grid(flwr.serverapp.Grid):
     app_version: AppFolder.version of the app's folder. If that of a node's app is another, both sides log it.
     delivery:   the files of the app, for nodes that take them from the server (ReceivedApps).
     grace:      seconds; a node without a connection for longer is lost, and not waited for.
+    secure:     secure aggregation: the server learns the sum of the nodes' replies, and no reply. None: none.
+    max_examples: with `secure`, the largest weight of a reply; "equal": all weigh the same.
 
     Replies that have arrived, and that the app does not pull, take `memory` bytes at most (ConnectionOptions): then the
     oldest is dropped, and pulling it returns an error.
@@ -116,6 +94,8 @@ class Grid(flwr.serverapp.Grid):
         app_version: str = "",
         delivery: SignedApp | None = None,
         grace: float = 10.0,
+        secure: SecureAggregation | None = None,
+        max_examples: MaxExamples = None,
     ) -> None:
         self.run_config = dict(run_config or {})
         check_config(self.run_config)
@@ -123,8 +103,11 @@ class Grid(flwr.serverapp.Grid):
         self._delivery = delivery
         self._delivering: set[uuid.UUID] = set()
         expect(grace >= 0, "Grid.grace", grace, "seconds")
+        check_secure(secure, max_examples)
+        prove = None if secure is None else certified(options or netq.CommunicatorOptions())[1]
         self._run = Run.create_empty(secrets.randbits(62) + 1)
         self._sent: dict[str, _Sent] = {}
+        self._since: dict[uuid.UUID, float] = {}  # when the session of each node began, by time.monotonic()
         self.usage: dict[int, Mapping[str, float]] = {}
         self._closed = False
         with ExitStack() as undo:
@@ -135,10 +118,17 @@ class Grid(flwr.serverapp.Grid):
             options = replace(options, serialization=MESSAGES, connection=connection)
             self._log_dedup = LogDedup()
             self._names: dict[uuid.UUID, str] = {}
-            self._unpulled = _Unpulled(options.connection.memory)
+            self._unpulled = Unpulled(options.connection.memory)
             self._dispatcher: TaskDispatcher[str] = TaskDispatcher(
-                options, protocol, grace, self._receive, noun="message", limit="ttl", title=self._title
+                *(options, protocol, grace, self._receive, self._begins),
+                noun="message",
+                limit="ttl",
+                title=self._title,
             )
+            self._masked: MaskedRounds | None = None
+            if secure is not None:
+                nodes = Nodes(self._dispatcher, self._run.run_id, self._since)
+                self._masked = MaskedRounds(secure, max_examples, nodes, prove)
             self._end = undo.pop_all()
 
     @property
@@ -198,7 +188,10 @@ class Grid(flwr.serverapp.Grid):
 
         Messages to several nodes with the same RecordDict are serialised and put once. A message to a node without a
         session is answered at once, with an error. Raises the errors of serialisation, and Closed.
+        Under secure aggregation it raises InvalidOption.
         """
+        if self._masked is not None:
+            raise InvalidOption("Grid.secure: push_messages: replies come one by one; expected send_and_receive")
         nodes = self._nodes(connected=False)  # a node without a link may soon be back
         batches: dict[tuple[Any, ...], dict[int, Message]] = {}
         messages = list(messages)
@@ -227,10 +220,28 @@ class Grid(flwr.serverapp.Grid):
 
         After `timeout` seconds, returns the replies that have arrived, and forgets the other messages. The reply of a
         lost node is an error.
+
+        Under secure aggregation all messages have one content. Each node whose reply is in the sum gets the mean as its
+        reply. Raises InvalidOption for messages, and for strategies, that masks do not fit.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
+        if self._masked is not None:
+            return self._masked_replies(self._masked, list(messages), until)
         replies = self._replies(self.push_messages(messages), until)
         return Replies(replies) if isinstance(messages, Streamed) else list(replies)
+
+    def _masked_replies(self, masked: MaskedRounds, messages: list[Message], until: float) -> list[Message]:
+        """Do a round under masks. Return a reply to each message."""
+        if not messages:
+            return []
+        check_sendable(messages)
+        ask, nodes = self._ask_of(messages[0]), self._nodes(connected=False)
+        for message in messages:
+            set_message_id(message, message_id(ask.batch, message.metadata.dst_node_id))
+        asked = {message.metadata.dst_node_id: message.metadata for message in messages}
+        found = masked.contents(ask, [nodes[node] for node in asked if node in nodes], until)
+        contents = {node: found[nodes[node]] if node in nodes else _absent(node) for node in asked}
+        return [reply(asked[node], self._content(nodes.get(node), each)) for node, each in contents.items()]
 
     def _replies(self, ids: list[str], until: float) -> Iterator[Message]:
         waiting = set(ids)
@@ -257,14 +268,19 @@ class Grid(flwr.serverapp.Grid):
         id, content = found
         metadata, peer = self._sent.pop(id)
         self._unpulled.remove(id)
-        if isinstance(content, ClientFailure):
-            assert peer is not None
-            self._note_name(peer)
-            reason = f"{self._title(peer)}: {content.reason}"
-            if content.why is FailureKind.UNREADABLE:
-                log.warning("%s", reason)
-            content = Error(_CODES[content.why], reason)
-        return reply(metadata, content)
+        return reply(metadata, self._content(peer, content))
+
+    def _content(self, peer: uuid.UUID | None, content: Any) -> RecordDict | Error:
+        """Return what a reply has: the content itself, or the error that a failure is."""
+        if not isinstance(content, ClientFailure):
+            found: RecordDict | Error = content
+            return found
+        assert peer is not None
+        self._note_name(peer)
+        reason = f"{self._title(peer)}: {content.reason}"
+        if content.why is FailureKind.UNREADABLE:
+            log.warning("%s", reason)
+        return Error(_CODES[content.why], reason)
 
     def _receive(self, peer: uuid.UUID, data: Any) -> bool:
         """Handle a message of a node. Return whether it answers one of ours that waits for it. Raises Unreadable.
@@ -285,20 +301,30 @@ class Grid(flwr.serverapp.Grid):
                 self._dispatcher.answer_all(peer, Error(message.code, message.reason))
             case Reply():
                 return self._answered(peer, message.batch, message.content, message.usage)
+            case Secured() if message_id(message.batch, node_id(peer)) not in self._sent:
+                return self._answered(peer, message.batch, message.content, {})
             case Failure(batch=int(batch)):
                 return self._answered(peer, batch, Error(message.code, message.reason), {})
             case _:
                 raise netq.Unreadable(f"a {type(message).__name__}; expected a Reply")
         return False
 
-    def _answered(self, peer: uuid.UUID, batch: int, content: RecordDict | Error, usage: Mapping[str, float]) -> bool:
+    def _answered(
+        self,
+        peer: uuid.UUID,
+        batch: int,
+        content: RecordDict | Error | Masked | Answered,
+        usage: Mapping[str, float],
+    ) -> bool:
         id = message_id(batch, node_id(peer))
         if not self._dispatcher.is_open(id):
             self._log(logging.WARNING, peer, "its answer is not waited for (any more)")
             return False
         if usage:
             self.usage[node_id(peer)] = usage
-        dropped = self._unpulled.add(id, content)  # first: another thread may take the answer at once
+        dropped: list[str] = []
+        if id in self._sent and isinstance(content, RecordDict | Error):  # else a masked round takes it at once
+            dropped = self._unpulled.add(id, content)  # first: another thread may take the answer at once
         self._dispatcher.answer(id, content)
         for oldest in dropped:
             self._drop(oldest)
@@ -345,10 +371,23 @@ class Grid(flwr.serverapp.Grid):
             log.warning(text, self._title(peer))
 
     def _send(self, messages: Mapping[int, Message], nodes: Mapping[int, uuid.UUID]) -> None:
-        first = next(iter(messages.values()))
-        metadata, batch = first.metadata, secrets.randbits(63)
-        ask = Ask(
-            batch,
+        ask = self._ask_of(next(iter(messages.values())))
+        batch, ttl = ask.batch, ask.ttl
+        for node, message in messages.items():
+            id = message_id(batch, node)
+            set_message_id(message, id)
+            self._sent[id] = _Sent(message.metadata, nodes.get(node))
+        present = {nodes[node]: message_id(batch, node) for node in messages if node in nodes}
+        if present:
+            self._dispatcher.ask([(ask, present)], ttl)
+        for node in messages.keys() - nodes.keys():
+            self._dispatcher.add_answer(message_id(batch, node), _absent(node))
+
+    def _ask_of(self, message: Message) -> Ask:
+        """Return what is sent of a message, with a batch of its own."""
+        metadata = message.metadata
+        return Ask(
+            secrets.randbits(63),
             self._run.run_id,
             self.run_config,
             metadata.message_type,
@@ -356,19 +395,12 @@ class Grid(flwr.serverapp.Grid):
             metadata.created_at,
             metadata.ttl,
             self._version,
-            first.content,
-            title_of(metadata.message_type, metadata.group_id, first.content),
+            message.content,
+            title_of(metadata.message_type, metadata.group_id, message.content),
         )
-        for node, message in messages.items():
-            id = message_id(batch, node)
-            set_message_id(message, id)
-            self._sent[id] = _Sent(message.metadata, nodes.get(node))
-        present = {nodes[node]: message_id(batch, node) for node in messages if node in nodes}
-        if present:
-            self._dispatcher.ask([(ask, present)], metadata.ttl)
-        for node in messages.keys() - nodes.keys():
-            absent = Error(ErrorCode.NODE_UNAVAILABLE, f"node {node}: it is not connected")
-            self._dispatcher.add_answer(message_id(batch, node), absent)
+
+    def _begins(self, peer: uuid.UUID) -> None:
+        self._since[peer] = time.monotonic()
 
     def _nodes(self, *, connected: bool) -> dict[int, uuid.UUID]:
         """Return the peers that have a session, by their node ids. `connected`: only those that have a link now."""
@@ -376,3 +408,7 @@ class Grid(flwr.serverapp.Grid):
             raise RunIsOver(self._dispatcher.queue.id, "this grid is closed")
         absences = self._dispatcher.queue.absences()
         return {node_id(peer): peer for peer, absent in absences.items() if not (connected and absent)}
+
+
+def _absent(node: int) -> Error:
+    return Error(ErrorCode.NODE_UNAVAILABLE, f"node {node}: it is not connected")

@@ -49,6 +49,8 @@ class Inbox:
             text = "the grid has sent the files of the app %s, for which this node did not ask"
             self._log(logging.WARNING, text, message.version)
             return []
+        if message.is_step:
+            return [message]
         self._compare(message.app)
         if self._has is None or self._has(message.app):
             return [message]

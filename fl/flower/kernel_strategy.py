@@ -72,7 +72,7 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
             form = "what is called with a model, as fl.aggregation.mean.WeightedMean is"
             raise InvalidOption(f"FedAvg.kernel: {kernel!r}; expected {form}")
         super().__init__(*arguments, **options)
-        self._make = kernel
+        self.kernel = kernel
         self._kernel: Kernel | None = None
         self._sent: dict[str, Spec] = {}  # of the arrays that nodes were sent
         self._has_match = False  # whether a reply had such arrays
@@ -142,7 +142,7 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
             for each in folded:
                 _leave_out(server_round, each.reply.metadata.src_node_id, each.misfit)
             folded.clear()
-        kernel = self._kernel or self._make(model)
+        kernel = self._kernel or self.kernel(model)
         kernel.fold(model, weight)
         self._kernel = kernel
         folded.append(_Folded(reply, misfit))

@@ -17,9 +17,11 @@ import netq
 from fl.flower._compat import SUPERLINK_NODE_ID
 from fl.flower.apps import ClientApp, ServerApp, check_client_app, check_server_app
 from fl.flower.grid import Grid
+from fl.flower.masked_rounds import MaxExamples
 from fl.flower.node import Node
 from fl.flower.signed_app import SignedApp
 from fl.flower.virtual import NodeWorker, VirtualGrid
+from fl.secure.options import SecureAggregation
 from fl.simulation.arguments import Engine as EngineName
 from fl.simulation.arguments import check_engine
 from fl.simulation.calls import Calls
@@ -41,6 +43,8 @@ def run(
     delivery: SignedApp | None = None,
     grace: float = 10.0,
     stay: bool = False,
+    secure: SecureAggregation | None = None,
+    max_examples: MaxExamples = None,
 ) -> Context:
     """Run an unmodified ServerApp, with any strategy, when `min_nodes` are connected. Return its context.
 
@@ -53,10 +57,11 @@ def run(
     delivery:   the app's files with their signature (SignedApp.load), for nodes that take them from the server.
     stay:       whether the nodes wait for the next server also when the app returns.
 
-    For `options`, `grace` and other errors see Grid.
+    For `options`, `grace`, `secure`, `max_examples` and other errors see Grid.
     """
     check_server_app("run.server_app", server_app)
     settings: dict[str, Any] = {"run_config": run_config, "app_version": app_version, "delivery": delivery}
+    settings |= {"secure": secure, "max_examples": max_examples}
     with Grid(options, protocol, grace=grace, **settings) as grid:
         grid.wait(min_nodes)
         context = _run_on(grid, server_app)

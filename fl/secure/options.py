@@ -49,6 +49,12 @@ class SecureAggregation:
         object.__setattr__(self, "metrics", tuple(self.metrics))
 
 
+def check_max_examples(name: str, value: object) -> None:
+    """Raise InvalidOption unless this is the largest weight of a reply of a Flower app, or "equal"."""
+    form = 'what the largest node has, or a little more, as in 10_000, or "equal": all replies weigh the same'
+    expect(value == "equal" or is_whole(value, 1, 2**40), name, value, form)
+
+
 @dataclass(frozen=True)
 class SecurePolicy:
     """What a client wants of secure aggregation, whatever its server says. Raises InvalidOption.

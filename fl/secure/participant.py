@@ -306,7 +306,10 @@ class _Opening:
 
 
 class Masking:
-    """The masks of one client in one round. Made before training, which may change the model in place."""
+    """The masks of one client in one round. Made before training, which may change the model in place.
+
+    start: a copy of the tensors of which an update is sent.
+    """
 
     def __init__(
         self, task: Task, terms: Terms, roster: Roster, client: str, keys: Mapping[str, bytes], own: bytes
@@ -320,7 +323,7 @@ class Masking:
             for each in roster.committee
             if terms.recovers
         }
-        self._start = copied(sent_of(task))
+        self.start = copied(sent_of(task))
         self._layout = layout_of(terms, task, roster)
 
     def mask(self, content: Content | Answered) -> Masked | Skip:
@@ -355,7 +358,7 @@ class Masking:
             raise InvalidUpdate(f"extra: {', '.join(content.extra)}; expected none: masks cover the model only")
         if any(isinstance(each, Packed) for each in model.values()):
             raise InvalidUpdate("this client has a compression of its own, and a vector under masks cannot be packed")
-        return self._layout.encode(self._start, model, content.num_examples, content.metrics)
+        return self._layout.encode(self.start, model, content.num_examples, content.metrics)
 
 
 def _valid(answer: Callable[[], T], what: str) -> T:

@@ -6,22 +6,57 @@ Used by fl/server/masked.py for the steps of secure aggregation, and by fl/serve
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol, TypeVar
 
+from fl.envelope import Job, Purpose
 from fl.errors import InvalidUpdate
 from fl.messages import Skip, Task
 from fl.report import ClientFailure, FailureKind
 from fl.server.member import Member, MemberEvent
-from fl.server.members import Members
 from netq.text import describe
 
 T = TypeVar("T")
 _SOON = 0.5  # seconds that the others have, once enough have answered, and as long again as those took
 
 
+class Asked(Protocol):
+    """Clients that can be asked: fl.server.members.Members, or the nodes of a grid (fl/flower/nodes.py)."""
+
+    @property
+    def run(self) -> int:
+        """The server's number."""
+
+    def of(self, peer: uuid.UUID) -> Member:
+        """Return a client."""
+
+    def is_present(self, member: Member) -> bool:
+        """Return whether a client is connected, or has not been away for long."""
+
+    def ask(
+        self,
+        task: Task,
+        members: Collection[Member],
+        limit: float,
+        *,
+        keep_late: bool,
+        own: Mapping[Member, Mapping[str, Any]],
+    ) -> object:
+        """Give clients a task, with values of each one's own in it. limit: seconds."""
+
+    def answer(self, purpose: Purpose, until: float) -> tuple[tuple[uuid.UUID, Job], Any] | None:
+        """Wait for the next answer; None at the time `until`, or if no client has such a task."""
+
+    def settle(self, member: Member, event: MemberEvent) -> None:
+        """Note what has come of a client's answer."""
+
+    def forget(self, member: Member) -> None:
+        """Stop waiting for a client."""
+
+
 def gather(
-    members: Members,
+    members: Asked,
     task: Task,
     clients: Mapping[str, Member],
     limit: float,

@@ -1,6 +1,7 @@
 """Rounds under secure aggregation: carries between the clients what they say to each other, and opens their sum.
 
-Used by fl/server/server.py, in its thread. fl/secure has what is computed, on both sides.
+Used by fl/server/server.py, in its thread, and by fl/flower/masked_rounds.py. fl/secure has what is computed, on both
+sides.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ from fl.secure.roster import Roster
 from fl.secure.summing import Summing
 from fl.secure.terms import Terms, digest, ranges
 from fl.server.federation import Void
-from fl.server.gather import gather
+from fl.server.gather import Asked, gather
 from fl.server.member import Member
-from fl.server.members import Members
 from fl.server.round import Round
 from fl.tensors.spec import Model
 
@@ -49,7 +49,7 @@ class Masks:
     liars: clients that have dealt or given what is wrong, and how that shows. Its user takes them out.
     """
 
-    def __init__(self, options: SecureAggregation, members: Members, prove: Prove | None = None) -> None:
+    def __init__(self, options: SecureAggregation, members: Asked, prove: Prove | None = None) -> None:
         self.options = options
         self._members = members
         self._session = ""
@@ -123,7 +123,7 @@ class Masks:
         self._warned_coarse = True
         text = (
             "masks: a client has %.0f examples on average, and may have %d: its changes are rounded to %.0f steps on "
-            'each side, and small ones are lost; set the strategy\'s max_examples to what clients have, or to "equal"'
+            'each side, and small ones are lost; set max_examples to what clients have, or to "equal"'
         )
         log.warning(text, examples / len(summing.present), summing.terms.most, left)
 

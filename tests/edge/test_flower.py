@@ -202,7 +202,6 @@ def test_device_that_is_not_fit_does_not_connect(tmp_path: Path, grid: Any) -> N
         ("farm_app:app", "[client]\ncompression = 'int8'\n", "client.compression: is not for --flower, whose mess"),
         ("farm_app:app", "[client]\nproperties = { a = 1 }\n", "client.properties: is not for --flower, whose mess"),
         ("farm_app:app", "[model]\npath = 'm.npz'\n", "[model]: is not for --flower, whose server sends no last mod"),
-        ("farm_app:app", "[secure]\nrequired = true\n", "[secure]: is not for --flower, whose messages have no masks"),
         ("farm_app:app", "[settings]\nx = 1\n", "[settings]: is not for --flower; a node's config is the table [fl"),
         (
             "farm_app:app",

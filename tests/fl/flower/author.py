@@ -24,6 +24,19 @@ def query(message, context):
     return Message(RecordDict({{"it": ConfigRecord({{"value": value + {0}}})}}), reply_to=message)
 """
 
+TRAINS = """
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+client = ClientApp()
+
+
+@client.train()
+def train(message, context):
+    metrics = MetricRecord({{"num-examples": 1, "loss": float({0})}})
+    return Message(RecordDict({{"arrays": message.content["arrays"], "metrics": metrics}}), reply_to=message)
+"""
+
 
 class Author:
     """A person who signs apps, and the boards' folder for them."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import logging
+import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,17 @@ def one_parser_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             return parse(text)
 
     monkeypatch.setattr(ast, "literal_eval", literal_eval)
+
+
+@pytest.fixture
+def modules_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget the modules of delivered apps, which nodes in this process have imported."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "farm":
+            del sys.modules[name]
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -134,6 +135,30 @@ def test_nodes_stay_for_the_next_run(app: Path, tmp_path: Path, commands: Comman
     for each in nodes:
         status, _, errors = end(each)
         assert status == 0, errors
+
+
+@pytest.mark.slow
+def test_secure_aggregation_is_in_the_servers_file(app: Path, tmp_path: Path, commands: Commands) -> None:
+    at = f'[server]\nhost = "127.0.0.1"\nport = {ports.free().port}\n[connection]\nretry_max = 0.2\n'
+    (tmp_path / "at.toml").write_text(at)
+    (tmp_path / "server.toml").write_text(f'{at}[secure]\nclip = 1000\nmax_examples = "equal"\n')
+    run = ("fl", "flower", "run", "app", "server.toml", "--nodes=3")
+    for number in range(3):
+        commands.start("edge", "run", "--flower=app", node(number), "at.toml", "--set=secure.required=true")
+    status, out, errors = commands.run(*run, "--stay")
+    assert status == 0, errors
+    assert json.loads(out) == pytest.approx([4.0, 4.0], abs=1e-4)
+    assert "train 2: 3 nodes, masked, 0.00% clipped" in errors
+    (app / "farm" / "server_app.py").write_text(SERVER.replace("FedAvg", "FedMedian"))
+    status, out, errors = commands.run(*run)
+    assert (status, out) == (2, "")
+    assert errors.endswith(
+        "fl: Grid.secure: train: FedMedian looks at single replies, and the server learns their mean only\n"
+    )
+    (tmp_path / "server.toml").write_text(f"{at}[secure]\n")
+    status, _, errors = commands.run(*run)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "server.toml: secure.max_examples: None; expected what the largest node has" in errors
 
 
 @pytest.mark.slow

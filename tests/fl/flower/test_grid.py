@@ -24,7 +24,9 @@ import fl.flower
 import netq
 from fl.envelope import Leave
 from fl.flower.envelope import VERSION, Fetch, OtherApp
+from fl.flower.masked import Secured
 from fl.flower.messages import MESSAGES, Reply, message_id
+from fl.messages import Answered
 from netq.security import certificates
 from netq.testing.log import LogRecorder
 from netq.utils.stream import PickleSerializer
@@ -388,6 +390,7 @@ class Evil:
         (lambda ask: [reply_to(ask, [], more=1)], "a message is not valid: "),
         (lambda ask: [reply_to(ask, [], batch=None)], "the batch of a reply: expected a whole number"),
         (lambda ask: [["list"]], "a message: expected an object with a type"),
+        (lambda ask: [Secured(ask["batch"], Answered({}))], "a Secured; expected a Reply"),
     ],
 )
 def test_a_hostile_reply_fails_its_node_only(answer: Any, reason: str) -> None:
@@ -459,7 +462,7 @@ def test_a_node_reports_an_unreadable_message() -> None:
         dispatcher, key = federation.grid._dispatcher, message_id(5, fl.flower.node_id(id))
         dispatcher.ask([({"type": "Ask", "protocol": "netq-flower/9"}, {id: key})], 60)
         error = dispatcher.take(lambda wanted: wanted == key, time.monotonic() + SOON)
-    assert "cannot read what it was sent: the version of a message: expected netq-flower/2" in str(error)
+    assert f"cannot read what it was sent: the version of a message: expected {VERSION}" in str(error)
 
 
 @pytest.mark.slow

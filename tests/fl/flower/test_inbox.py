@@ -152,6 +152,14 @@ def test_missing_app_is_fetched_once_and_its_messages_wait(session: Session) -> 
     ]
 
 
+def test_a_step_of_secure_aggregation_does_not_wait_for_an_app(session: Session) -> None:
+    conversation = session.converse(has=lambda _: False)
+    session.ask(1, "b")
+    session.send(Ask(2, RUN, {}, "query", "", 0.0, 60.0, "", RecordDict(), secure={"step": "keys"}))
+    assert batch_of(next_of(conversation)) == 2
+    assert session.sent() == Fetch("b")
+
+
 @pytest.mark.parametrize(("room", "kept"), [(2**30, 100), (615, 3), (1, 1)], ids=["count", "bytes", "one"])
 def test_messages_that_wait_for_an_app_are_bounded(session: Session, room: int, kept: int) -> None:
     here = {""}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from fl.envelope import End, Leave
 from fl.flower import envelope
 from fl.flower._compat import ErrorCode
 from fl.flower.envelope import ENVELOPES, RAISED, UNAVAILABLE, VERSION, Failure, Fetch, OtherApp
+from fl.flower.masked import Secured
 from fl.flower.messages import MESSAGES, Ask, Files, Reply, check_config, message_id, node_id, read, title_of
+from fl.messages import Answered, Masked
 from netq.errors import Unreadable
 from netq.utils.stream import PickleSerializer, Stream
 
@@ -26,6 +29,9 @@ def plain_of(message: Any) -> Any:
     return MESSAGES.load(Stream([bytearray(bytes(MESSAGES.dump(message)))]))
 
 
+MASKED = Masked("ab", 3, np.zeros(8, np.uint8), b"p", b"s", b"t")
+ANSWERED = Secured(1, Answered({"shares": b"x", "refused": ["a"], "vouchers": {"b": b"y"}}))
+GOOD_SECURED = plain_of(Secured(1, MASKED))
 GOOD, GOOD_REPLY = plain_of(ASK), plain_of(Reply(1, RecordDict()))
 
 
@@ -35,6 +41,8 @@ GOOD, GOOD_REPLY = plain_of(ASK), plain_of(Reply(1, RecordDict()))
         ASK,
         Reply(0, CONTENT),
         Reply(2**63 - 1, RecordDict(), {"usage.joules": 1.5}),
+        replace(ASK, secure={"session": "ab", "ranges": {"w": 1.5}}),
+        ANSWERED,
         Failure(1, "no data"),
         Failure(None, "cannot read", UNAVAILABLE),
         Fetch("abc"),
@@ -71,7 +79,7 @@ def test_a_pickle_is_no_message() -> None:
         ("netq-flower/2", "a message: expected an object with a type"),
         ([], "a message: expected an object with a type"),
         ({**GOOD, "type": ["Ask"]}, "a message: expected an object with a type"),
-        ({**GOOD, "type": "Task"}, "the type of a message: expected one of Ask, Reply, Failure, Fetch, Files, "),
+        ({**GOOD, "type": "Task"}, "the type of a message: expected one of Ask, Reply, Secured, Failure, Fetch, "),
         ({**GOOD, "protocol": "netq-flower/1"}, f"the version of a message: expected {VERSION}; install the same netq"),
         ({**GOOD, "protocol": 1}, f"the version of a message: expected {VERSION}"),
         ({"type": "Ask", "protocol": VERSION}, "the records: expected a list"),
@@ -103,6 +111,14 @@ def test_a_pickle_is_no_message() -> None:
         ({**GOOD_REPLY, "batch": "1"}, "the batch of a reply: expected a whole number of 63 bits"),
         ({**GOOD_REPLY, "batch": 2**63}, "the batch of a reply: expected a whole number of 63 bits"),
         ({**GOOD_REPLY, "batch": None}, "the batch of a reply: expected a whole number of 63 bits"),
+        ({**GOOD, "secure": None}, "the terms of a message: expected a dict"),
+        ({**GOOD_SECURED, "batch": -1}, "a message is not valid: the batch of a reply: "),
+        ({**GOOD_SECURED, "content": "no"}, "a message is not valid: content: str 'no'; expected a Masked or an "),
+        ({**GOOD_SECURED, "content": [1]}, "a message is not valid: content: "),
+        (
+            {**GOOD_SECURED, "content": {**GOOD_SECURED["content"], "number": -1}},
+            "a message is not valid: number: int -1; expected a whole number",
+        ),
         ({**plain_of(Failure(1, "x")), "batch": 1.5}, "a message is not valid: the batch of a reply: "),
         ({**plain_of(Failure(1, "x")), "code": "2"}, "a message is not valid: the code of an error: "),
         ({**plain_of(Failure(1, "x")), "code": -1}, "a message is not valid: the code of an error: "),
@@ -153,6 +169,22 @@ def test_envelope_of_an_ask_has_its_bytes() -> None:
     assert isinstance(found, envelope.Ask)
     assert (found.job, found.app, found.title, found.key) == ((8, 7), "abc", "a title", "8 7")
     assert read(MESSAGES.load(found.stream), copy=True) == ASK
+
+
+def test_a_vector_round_trips() -> None:
+    found = read(GOOD_SECURED)
+    assert isinstance(found, Secured)
+    assert isinstance(found.content, Masked)
+    assert found.content.vector.tolist() == [0] * 8
+    assert (found.batch, replace(found.content, vector=MASKED.vector)) == (1, MASKED)
+
+
+@pytest.mark.parametrize(
+    ("secure", "found"), [({}, (False, False)), ({"session": "ab"}, (True, False)), ({"step": "keys"}, (True, True))]
+)
+def test_envelope_says_whether_an_ask_is_secure(secure: dict[str, Any], found: tuple[bool, bool]) -> None:
+    ask = enveloped(replace(ASK, secure=secure))
+    assert (ask.is_secure, ask.is_step) == found
 
 
 def test_envelopes_of_files_and_end() -> None:

@@ -19,15 +19,7 @@ from tests.attacks.files import APPS, run
 from tests.fl.flower.author import Author
 from tests.fl.flower.federation import Federation, error_of
 
-
-@pytest.fixture(autouse=True)
-def _modules_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] == "farm":
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("modules_are_forgotten")
 
 
 @pytest.fixture
