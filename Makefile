@@ -98,8 +98,9 @@ bench-federation: .venv-flower
 	$(PYTHON) -m venv $@ && $@/bin/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt torch 'opacus==1.6.0' && touch $@
 
-bench-privacy: .venv-flower .venv-opacus
+bench-privacy: .venv/dev .venv-flower .venv-opacus
 	.venv-flower/bin/python -m benchmarks.federation.masked
+	$(RUN) -m benchmarks.federation.homomorphic
 	NETQ_BENCH_OPACUS=$(CURDIR)/.venv-opacus/bin/python .venv-flower/bin/python -m benchmarks.federation.privacy
 	.venv-flower/bin/python -m benchmarks.federation.inversion
 

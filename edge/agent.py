@@ -40,12 +40,13 @@ from edge.work import Work, federation
 from edge.worker import Order, Plan
 from fl.conversation import Conversation, KnownServer
 from fl.envelope import Described, Final, Finished, Task
+from fl.errors import InvalidUpdate
 from fl.membership import Membership, take_part
 from netq.cli.terminal import told_if_slow
 from netq.utils.stream import Stream
 
 if TYPE_CHECKING:
-    from fl.secure.participant import Masking
+    from fl.secure.masker import Protection
 
 log = logging.getLogger("edge")
 
@@ -111,6 +112,7 @@ class Agent:
         """Do as `run` of this module. Raises FileChanged, too."""
         config, until = self._config, self._patience.until
         config.policy.check(config.state, config.compression)
+        self._masks.check()
         options = replace(config.options(), serialization=self._work.messages)
         noun = self._work.noun
         try:
@@ -200,6 +202,12 @@ class Agent:
         if isinstance(masking, Finished | str):
             conversation.reply(task, masking)
             return
+        if masking is not None:
+            opened = self._masks.opened(masking, task)
+            if isinstance(opened, str):
+                conversation.reply(task, opened)
+                return
+            task = opened
         if refused := self._guard.begin(task):
             conversation.reply(task, self._guard.refused(task, refused))
             return
@@ -216,7 +224,7 @@ class Agent:
         self._supervisor.status(task.title)
         self._do(conversation, task, masking)
 
-    def _send_stored(self, conversation: Conversation, task: Task, masking: Masking | None) -> bool:
+    def _send_stored(self, conversation: Conversation, task: Task, masking: Protection | None) -> bool:
         """Send the reply that is stored, if it is that of this task. Return whether it is."""
         last = self._spool.last
         if last is None or last.key != self._guard.key(task) or task.job == conversation.delivered:
@@ -246,11 +254,11 @@ class Agent:
         """Write the last model, and run the owner's command. Waits for a disk that is full. Raises FileChanged."""
 
         def store() -> None:
-            message = Stream(list(final.stream.buffers))  # which the child's side empties
             try:
+                message = self._masks.final(final.stream)
                 with self._spool.fresh() as file:
                     answer = self._child.do(Order("", is_final=True), message, file, self._spool.state)
-            except ChildFailed as error:
+            except (ChildFailed, InvalidUpdate) as error:
                 raise ChildFailed(f"model.path: the last model is not written: {error}") from None
             os.close(answer.fd)
 
@@ -289,7 +297,7 @@ class Agent:
         due = self._supervisor.alive()
         return _LOOK if due is None else min(_LOOK, due)
 
-    def _do(self, conversation: Conversation, task: Task, masking: Masking | None) -> None:
+    def _do(self, conversation: Conversation, task: Task, masking: Protection | None) -> None:
         with self._spool.fresh() as file:
             try:
                 answer = self._child.do(Order(task.key, self._link.rate), task.stream, file, self._spool.state)
@@ -300,7 +308,7 @@ class Agent:
                 self._reply(conversation, task, answer, masking)
         self._child.rest()
 
-    def _reply(self, conversation: Conversation, task: Task, answer: Answer, masking: Masking | None) -> None:
+    def _reply(self, conversation: Conversation, task: Task, answer: Answer, masking: Protection | None) -> None:
         with open(answer.fd, "rb"):  # which closes it
             try:
                 record = Record.read(answer.fd, check=False)
@@ -321,7 +329,7 @@ class Agent:
             self._send(conversation, task, Stream.of(record.reply), record.size, masking)
 
     def _reply_allowed(
-        self, conversation: Conversation, task: Task, is_kept: bool, record: Record, masking: Masking | None
+        self, conversation: Conversation, task: Task, is_kept: bool, record: Record, masking: Protection | None
     ) -> None:
         """Send what the policy lets leave. It is stored as it is sent: the next sending has the same noise."""
         found = self._guard.allowed(task, record)
@@ -345,7 +353,7 @@ class Agent:
         task: Task,
         message: Stream,
         size: int,
-        masking: Masking | None,
+        masking: Protection | None,
         found: Allowed | None = None,
     ) -> None:
         """Send a reply. `found`: what it has; None: it is stored, or nothing looks into it."""

@@ -32,7 +32,8 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 [security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
                                  relative to this file. The table turns TLS on, even if it is empty
 [seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
-[secure]      any field of fl.SecurePolicy: required, min_clients, certificates, noise_multiplier
+[secure]      any field of fl.SecurePolicy: required, min_clients, certificates, noise_multiplier; `key` is the path of
+              the clients' file of fl secure-key, for homomorphic encryption
 [policy]      any field of edge.Policy: what this device lets leave, whatever its server asks for; `audit` is a path
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
 [connection]  any field of netq.ConnectionOptions; default of message_size and memory: what fits this machine
@@ -76,7 +77,7 @@ from netq.toml_file import CONNECTION, File, Override, in_file_terms
 
 _CERTIFIED = (Protocol.TCP, Protocol.GRPC)  # the server sees the certificate; with MQTT, only the broker does
 FILE = "the device's TOML file"  # its description in errors
-SECRETS = ("security", "seal")  # tables whose `key` only root may read, if the agent is a service
+SECRETS = ("security", "seal", "secure")  # tables whose `key` only root may read, if the agent is a service
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol", "fallback", "proxy"),
     "client": (
@@ -231,12 +232,19 @@ def from_file(file: File, **fields: Any) -> Config:
         fallback=tuple(file.addresses("server", "fallback")),
         training=file.options("training", Limits, file.table("training")),
         fit=fitness.fitness(file),
-        secure=file.options("secure", SecurePolicy, file.table("secure")),
+        secure=_secure(file),
         policy=policy,
         state=state,
         name=_name(file),
         **fields,
     )
+
+
+def _secure(file: File) -> SecurePolicy:
+    values = dict(file.table("secure"))
+    if "key" in values:
+        values["key"] = file.existing("secure", "key", "JSON")
+    return file.options("secure", SecurePolicy, values)
 
 
 def _policy(file: File) -> Policy:

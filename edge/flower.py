@@ -98,7 +98,7 @@ def _reading() -> Reading:
 
     return Reading(
         lambda message: masked.task_of(masked.load(message)),
-        lambda reply, model: masked.update_of(masked.load(reply), model),
+        lambda reply, masking: masked.update_of(masked.load(reply), masking.start),
         masked.finished,
     )
 
@@ -116,6 +116,8 @@ def _read(file: File, app: str | None) -> tuple[Config, tuple[Path, Path] | None
         raise file.wrong(
             f"policy.approve: is for apps that the server delivers, and --flower {app} names one; leave it out"
         )
+    if "key" in file.table("secure"):
+        raise file.wrong("secure.key: is not for --flower, whose messages have masks, and no encryption; leave it out")
     config = from_file(file, settings=_node_config(file))
     return config, _received(file) if app is None else None
 

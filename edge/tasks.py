@@ -20,6 +20,7 @@ from fl.compression.compressor import Compression, as_compression
 from fl.compression.packed import Unpacked
 from fl.envelope import Described, Finished, Job
 from fl.errors import InvalidUpdate
+from fl.homomorphic.codec import HEADER
 from fl.messages import MESSAGES, WITH_VALUES, Content, Description, Report, Task, Update
 from fl.tensors import files
 from fl.tensors.dtypes import TORCH_ONLY
@@ -111,6 +112,8 @@ class TrainingTasks:
         """Write the last model, with the local tensors of this device. Raises InvalidOption, OSError."""
         assert self._model is not None
         model = {**MESSAGES.load(final).model, **self._trainer.local}
+        if HEADER in model:
+            raise InvalidOption("it is encrypted, and this device has no key; expected secure.key (fl secure-key)")
         self._check_file(model)
         files.save(self._model, model)
 

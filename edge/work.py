@@ -56,7 +56,7 @@ def _reading() -> Reading:
     from fl.messages import MESSAGES, Reply  # numpy
     from fl.trainer import finished
 
-    def content(reply: Stream, model: Any) -> Any:
+    def content(reply: Stream, masking: Any) -> Any:
         answer = MESSAGES.load(reply)
         if not isinstance(answer, Reply):
             raise InvalidUpdate(f"the training process has left a {type(answer).__name__}")

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fl.errors import SimulationError as SimulationError
     from fl.errors import TooFewUpdates as TooFewUpdates
     from fl.errors import UpdateStoreError as UpdateStoreError
+    from fl.homomorphic.options import Homomorphic as Homomorphic
     from fl.messages import Report as Report
     from fl.messages import Skip as Skip
     from fl.messages import Update as Update
@@ -118,6 +119,7 @@ MODULES = {
         "TooFewUpdates",
         "UpdateStoreError",
     ),
+    "fl.homomorphic.options": ("Homomorphic",),
     "fl.messages": ("Report", "Skip", "Update"),
     "fl.metrics": ("Sum",),
     "fl.page.callback": ("Page",),

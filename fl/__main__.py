@@ -1,4 +1,4 @@
-"""fl serve | relay | statistics | simulate | export | plot | page | status | flower: an aggregator, models, rounds.
+"""fl serve | relay | statistics | simulate | export | secure-key | plot | page | status | flower: all of an aggregator.
 
 Owns the process: arguments, environment, log lines on stderr, signals, and the exit status. fl.config.server,
 fl.server, fl.simulation, fl.callbacks.plots and fl.flower do the work. Needs typer. `python -m fl` is the same.
@@ -47,6 +47,10 @@ from fl.callbacks.tensorboard import TensorBoard
 from fl.config.relay import RelayConfig
 from fl.config.server import Config, load_flower
 from fl.errors import CheckpointError, InvalidUpdate
+from fl.homomorphic.client import Encrypting
+from fl.homomorphic.codec import HEADER
+from fl.homomorphic.context import new_key
+from fl.homomorphic.options import PARAMETERS
 from fl.server.checkpoint import load
 from fl.tensors import files
 from fl.tensors.spec import Model
@@ -54,7 +58,7 @@ from netq.cli.terminal import fail, log_to_stderr, outlive_readers, told_if_slow
 from netq.errors import AddressError, InvalidOption, NetqError, SecurityError
 from netq.io.interrupts import outside_steps
 from netq.options import CommunicatorOptions, Protocol
-from netq.text import describe
+from netq.text import describe, did_you_mean
 from netq.toml_file import function, in_file_terms, named_object
 
 log = logging.getLogger("fl")
@@ -290,6 +294,9 @@ def simulate_flower(
 def export(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="what a server has written")],
     out: Annotated[Path, typer.Argument(metavar="MODEL", help="the file to write: .npz or .safetensors")],
+    key: Annotated[
+        Path | None, typer.Option(metavar="KEY", help="the clients' file of `fl secure-key`, for an encrypted model")
+    ] = None,
     verbose: _Verbose = False,
 ) -> None:
     """Write the model of a checkpoint to a file. The server may be running."""
@@ -298,9 +305,35 @@ def export(
         if not out.parent.is_dir():
             raise InvalidOption(f"MODEL: {str(out)!r}; there is no folder {str(out.parent)!r}: make it")
         number, model = _checkpointed(checkpoint)
+        if HEADER in model:
+            model = _decrypted(checkpoint, model, key)
         files.check(out, model, "MODEL")
         files.save(out, model)
         print(f"{out}: the model of round {number}, {len(model)} tensors")
+
+
+@app.command("secure-key", epilog="Example: fl secure-key clients.key server.context")
+def secure_key(
+    key: Annotated[Path, typer.Argument(metavar="KEY", help="the clients' file to write, with the secret key")],
+    context: Annotated[Path, typer.Argument(metavar="CONTEXT", help="the server's file to write")],
+    parameters: Annotated[str, typer.Option(metavar="NAME", help=f"of CKKS: {' or '.join(PARAMETERS)}")] = "ciber-cafe",
+    verbose: _Verbose = False,
+) -> None:
+    """Make a key of homomorphic encryption: one file for all clients, and one for the server.
+
+    Who has the clients' file reads every update that the server or the network sees: the server must not have it.
+    """
+    with _command(verbose, logging.WARNING):
+        if parameters not in PARAMETERS:
+            raise InvalidOption(f"--parameters: {parameters!r}; {did_you_mean(parameters, PARAMETERS)}")
+        made = new_key(PARAMETERS[parameters])
+        made.write(key)
+        try:
+            replace(made, secret=None).write(context)
+        except InvalidOption:
+            key.unlink()  # half of a pair is of no use
+            raise
+        print(f"{key}: for the clients only; {context}: for the server")
 
 
 @app.command(epilog="Example: fl plot rounds.jsonl --metric accuracy --out rounds.png")
@@ -548,6 +581,16 @@ def _checkpointed(path: Path) -> tuple[int, Model]:
         case {"number": int(number), "model": dict(model)} if model:
             return number, model
     raise InvalidOption(f"{path}: has no model; expected a checkpoint of an fl.Server")
+
+
+def _decrypted(checkpoint: Path, model: Model, key: Path | None) -> Model:
+    """Return an encrypted model decrypted. Raises InvalidOption."""
+    if key is None:
+        raise InvalidOption(f"{checkpoint}: its model is encrypted; expected --key with the clients' file")
+    try:
+        return Encrypting(key).model(model)
+    except InvalidUpdate as error:
+        raise InvalidOption(f"{checkpoint}: {error}") from None
 
 
 @contextmanager

@@ -90,10 +90,11 @@ class Client:
         options = replace(options or netq.CommunicatorOptions(), serialization=WITH_VALUES)
         self._final: Final | None = None
         self._masker = Masker(self._policy, options)
+        self._masker.check()
         take_part(options, protocol, "federation", self._serve, fallback=checked_addresses(fallback, "Client.run"))
         if self._final is None:
             return None
-        return {**MESSAGES.load(self._final.stream).model, **self.trainer.local}
+        return {**self._masker.opened(MESSAGES.load(self._final.stream).model), **self.trainer.local}
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""

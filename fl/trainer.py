@@ -16,6 +16,7 @@ from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.envelope import Finished, Job
 from fl.envelope import Task as Envelope
 from fl.errors import InvalidUpdate
+from fl.homomorphic.client import Encrypting
 from fl.messages import (
     MESSAGES,
     Answered,
@@ -31,8 +32,7 @@ from fl.messages import (
     counted,
     with_fields,
 )
-from fl.secure.masker import Masker
-from fl.secure.participant import Masking
+from fl.secure.masker import Masker, Protection
 from fl.subtotal import Subtotal
 from fl.tensors.blocks import Scratch, check_finite, sources
 from fl.tensors.model import copied, difference
@@ -131,10 +131,13 @@ class Trainer:
             return str(error)
         return content if isinstance(content, str) else finished(task.job, content)
 
-    def _do_masked(self, task: Task, rate: float | None, masking: Masking | Answered | None) -> Content | Secured | str:
-        """Do a task, and put the result under masks if there are any."""
+    def _do_masked(
+        self, task: Task, rate: float | None, masking: Protection | Answered | None
+    ) -> Content | Secured | str:
+        """Do a task, and put the result under masks if there are any, or encrypt it."""
         if isinstance(masking, Answered):
             return masking
+        task = masking.opened(task) if isinstance(masking, Encrypting) else task
         content = self._statistics(task) if task.job.purpose == "statistics" else self.do(task, rate)
         return content if masking is None or isinstance(content, str) else masking.mask(content)
 

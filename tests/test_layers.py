@@ -80,6 +80,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.subtotal", "fl.column_statistics"],
     ["fl.messages"],
     ["fl.privacy*"],
+    ["fl.homomorphic*"],
     ["fl.secure*"],
     ["fl.conversation"],
     ["fl.callbacks*"],

@@ -75,7 +75,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "model": ("initial", "measure", "save", "save_best"),
     "roles": None,  # the model's names
     "strategy": None,  # the options of the class
-    "secure": tuple(option.name for option in fields(fl.SecureAggregation)),
+    "secure": (*(option.name for option in fields(fl.SecureAggregation)), "context"),
     "privacy": tuple(option.name for option in fields(fl.DifferentialPrivacy)),
     "statistics": ("columns", "min_count"),
     **CONNECTION,
@@ -309,7 +309,7 @@ def settings(file: File) -> dict[str, Any]:
     if patience:
         found["patience"] = file.options("server", fl.Patience, patience)
     if "secure" in file.tables:
-        found["secure"] = file.options("secure", fl.SecureAggregation, file.table("secure"))
+        found["secure"] = _secure(file)
     if "privacy" in file.tables:
         found["privacy"] = _privacy(file)
     return {**found, **_roles(file)}
@@ -329,6 +329,21 @@ def _privacy(file: File) -> fl.DifferentialPrivacy:
         return fl.DifferentialPrivacy.for_rounds(rounds, epsilon, masks="secure" in file.tables, **table)
     except InvalidOption as error:
         raise file.wrong(f"privacy.max_epsilon: {str(error).partition('epsilon: ')[2]}") from None
+
+
+def _secure(file: File) -> fl.SecureAggregation | fl.Homomorphic:
+    """Return what [secure] says: with `context` it is homomorphic encryption, which has no other option."""
+    table = file.table("secure")
+    if "context" not in table:
+        return file.options("secure", fl.SecureAggregation, table)
+    others = [f"secure.{key}" for key in table if key != "context"]
+    reads = [f"model.{key}" for key in ("measure", "save", "save_best") if key in file.table("model")]
+    for key, why in (
+        *((key, "is of masks, and secure.context of homomorphic encryption") for key in others),
+        *((key, "needs a model, and the server has ciphertexts only") for key in reads),
+    ):
+        raise file.wrong(f"{key}: {why}: leave it out")
+    return fl.Homomorphic(file.existing("secure", "context", "JSON"))
 
 
 def _seconds_by_round(file: File, table: str, key: str) -> Any:

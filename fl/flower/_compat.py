@@ -40,7 +40,7 @@ try:
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError as error:
     raise ImportError(
-        f"fl.flower: flwr {metadata.version('flwr')} keeps elsewhere what 1.39 to 1.42 had in one place ({error}); "
+        f"fl.flower: flwr {metadata.version('flwr')} keeps elsewhere what 1.39 to 1.41 had in one place ({error}); "
         "install one of these, and tell the authors of netq"
     ) from error
 

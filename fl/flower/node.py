@@ -21,6 +21,7 @@ from fl.membership import Membership, take_part
 from fl.messages import Answered
 from fl.secure.masker import Masker
 from fl.secure.options import SecurePolicy
+from fl.secure.participant import Masking
 from netq.errors import SecurityError, Unreadable
 from netq.validate import expect
 
@@ -62,6 +63,8 @@ class Node:
         form = "an object, as in fl.SecurePolicy(required=True)"
         expect(isinstance(secure, SecurePolicy | None), "Node.secure", secure, form)
         self._policy = secure or SecurePolicy()
+        none = "none: the messages of a grid have masks, and no homomorphic encryption"
+        expect(not self._policy.key, "Node.secure.key", self._policy.key, none)
 
     def run(self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP) -> None:
         """Take part until its grid ends the run. Waits for a grid that is absent, or lost.
@@ -99,7 +102,7 @@ class Node:
             begun = masker.begin(masked.task_of(masked.load(task.stream) if task.values is None else task.values))
             if isinstance(begun, Answered):
                 return masked.finished(task.job, begun)
-            assert begun is not None
+            assert isinstance(begun, Masking)
             answer = tasks.answer(task)
             update = answer if isinstance(answer, str) else masked.update_of(masked.load(answer.message), begun.start)
             return update if isinstance(update, str) else masked.finished(task.job, begun.mask(update))

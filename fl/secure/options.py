@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,13 +58,17 @@ def check_max_examples(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class SecurePolicy:
-    """What a client wants of secure aggregation, whatever its server says. Raises InvalidOption.
+    """What a client wants of secure aggregation and homomorphic encryption, whatever its server says.
+
+    Raises InvalidOption.
 
     required:    whether it sends vectors under masks only.
     min_clients: of how many clients a sum must be at least. Where c of them may be in league with the server, an update
                  is hidden among the others.
     noise_multiplier: the least noise that the clients add to a sum (fl.DifferentialPrivacy). Above 0, `required` is
                  True. 0: a sum may have none.
+    key:         file of the clients' key of homomorphic encryption (fl secure-key). With one, `required` is True, and
+                 the client takes part in such federations only. Empty: it has none.
     certificates: whether it takes part only where certificates prove the keys of the others: without, a server could
                  give it keys of its own. Its options need key, certificate and authority then, and `required` is True.
     """
@@ -72,6 +77,7 @@ class SecurePolicy:
     min_clients: int = 3
     noise_multiplier: float = 0.0
     certificates: bool = False
+    key: str | os.PathLike[str] = ""
 
     def __post_init__(self) -> None:
         flag("SecurePolicy.required", self.required)
@@ -80,9 +86,16 @@ class SecurePolicy:
         expect(right, "SecurePolicy.min_clients", self.min_clients, "a whole number, 2 or more")
         right = is_number(self.noise_multiplier, 0, 1e6)
         expect(right, "SecurePolicy.noise_multiplier", self.noise_multiplier, "0 or more, as in 1.0")
-        object.__setattr__(self, "required", self.required or self.certificates or self.noise_multiplier > 0)
+        right = isinstance(self.key, str | os.PathLike)
+        expect(right, "SecurePolicy.key", self.key, 'a path, as in "clients.key"')
+        required = self.required or self.certificates or self.noise_multiplier > 0 or bool(self.key)
+        object.__setattr__(self, "required", required)
 
     def check_unmasked(self) -> None:
         """Raise InvalidUpdate if this client sends nothing without masks."""
+        if self.key:
+            raise InvalidUpdate(
+                "this client answers under homomorphic encryption only, and the server does not use it for this"
+            )
         if self.required:
             raise InvalidUpdate("this client answers under secure aggregation only, and the server does not use it")

@@ -18,6 +18,7 @@ import netq
 from fl.callbacks.base import Callback, Callbacks
 from fl.envelope import Job, Purpose
 from fl.errors import CheckpointError, InvalidUpdate, TooFewUpdates
+from fl.homomorphic.options import Homomorphic
 from fl.messages import Task
 from fl.privacy.privacy import Privacy
 from fl.properties import ClientInfo, Properties
@@ -26,6 +27,7 @@ from fl.schedules import resolved
 from fl.server import details
 from fl.server.aggregation import Aggregation
 from fl.server.checkpoint import Checkpoint, spent_in
+from fl.server.encrypted import EncryptedSum
 from fl.server.patience import Attempts, Patience
 from fl.server.validation import check_config, check_privacy, check_settings, checked_callbacks, checked_evaluation
 from fl.strategies.base import Strategy
@@ -67,6 +69,7 @@ class Federation:
         checkpoint: str | os.PathLike[str] | None,
         callbacks: Iterable[Callback],
         privacy: Privacy | None = None,
+        homomorphic: Homomorphic | None = None,
     ) -> None:
         check_settings(model, strategy, min_clients, wait, patience, config)
         self.roles = assign(model, roles)
@@ -91,7 +94,11 @@ class Federation:
                     "it; fl.Server.resume goes on from it, or move it away"
                 )
         sees_updates = privacy is None or not privacy.at_clients
-        self.aggregation = Aggregation(self.strategy, self.model, self.roles, privacy if sees_updates else None)
+        self.aggregation = (
+            Aggregation(self.strategy, self.model, self.roles, privacy if sees_updates else None)
+            if homomorphic is None
+            else EncryptedSum(homomorphic, self.strategy, self.model, self.roles)
+        )
         if self.strategy.least > min_clients:
             who, least = type(self.strategy).__name__, self.strategy.least
             log.warning("%s needs %d updates; with min_clients=%d a round may come to nothing", who, least, min_clients)
@@ -258,7 +265,7 @@ class Federation:
             "number": self.number,
             "is_over": self.is_over,
             "model": dict(self.model),
-            "roles": dict(self.roles),
+            "roles": {name: role for name, role in self.roles.items() if name in self.model or role == "local"},
             "strategy": {"name": type(self.strategy).__name__, "state": self.strategy.state()},
             "privacy": {} if self.privacy is None else self.privacy.state(),
         }

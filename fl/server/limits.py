@@ -54,15 +54,18 @@ class Limits(NamedTuple):
         return replace(options, connection=connection)
 
 
-def limits(model: Mapping[str, Any], memory_limit: int | None, *, relays: bool = False, vector: int = 0) -> Limits:
+def limits(
+    model: Mapping[str, Any], memory_limit: int | None, *, relays: bool = False, vector: int = 0, encrypted: int = 0
+) -> Limits:
     """Return the bounds for a model: with its successor and the updates, it makes up the limit, in bytes.
 
     relays: whether clients may answer for others.
     vector: bytes of an update under masks, without its shares. The sum of all has as many. 0: there are no masks.
+    encrypted: bytes of an update of ciphertexts; later models have as many. 0: there are none.
 
     Raises InvalidOption.
     """
-    size, of_model = nbytes(model), _text(model)
+    size, of_model = max(nbytes(model), encrypted), _text(model)
     text = min(MAX_TEXT, _TEXT + _MODELS * of_model + (_OF_RELAY if relays else 0))
     buffers = min(MAX_BUFFERS, _BUFFERS + _MODELS * len(model))
     task = size + text + _TEXT
@@ -73,6 +76,9 @@ def limits(model: Mapping[str, Any], memory_limit: int | None, *, relays: bool =
     if vector:
         update = most = vector + _OF_MASKS
         held, what = size + max(size, vector), "the model, two vectors under masks, and their shares"
+    if encrypted:
+        update, most, held = encrypted + _EXTRA, encrypted, 3 * size
+        what = "the model, its successor, the sum and an update, as ciphertexts"
     if memory_limit is None:
         return Limits(max(size, vector) + _SPARE, update, task, text, buffers)
     least = f"{held + most} bytes, {what}, at least"

@@ -26,6 +26,8 @@ from fl.callbacks.base import Callback
 from fl.column_statistics import Column, Query, StatisticsReport
 from fl.envelope import PURPOSES, Job
 from fl.errors import CheckpointError, InvalidUpdate
+from fl.homomorphic.codec import CIPHERTEXTS, HEADER
+from fl.homomorphic.options import Homomorphic
 from fl.messages import Description, Masked, Task, Update
 from fl.privacy.options import DifferentialPrivacy
 from fl.privacy.privacy import Privacy
@@ -37,6 +39,7 @@ from fl.secure.options import SecureAggregation
 from fl.server.aggregation import SUM
 from fl.server.answers import Answers
 from fl.server.checkpoint import restored
+from fl.server.encrypted import EncryptedSum
 from fl.server.federation import Federation, Void
 from fl.server.limits import limits
 from fl.server.masked import MaskedRound, Masks
@@ -47,7 +50,7 @@ from fl.server.round import Round
 from fl.server.rule import RoundRule
 from fl.server.standing import Standing
 from fl.server.statistics import Survey
-from fl.server.validation import check_relays, check_secure, not_through_relays
+from fl.server.validation import check_homomorphic, check_relays, check_secure, not_through_relays
 from fl.server.waiting import SETTLE, until_connected
 from fl.status import ClientStatus, Refusal
 from fl.strategies.base import Strategy
@@ -60,6 +63,7 @@ from netq.validate import expect, whole
 log = logging.getLogger("netq.fl")
 
 _Figures: TypeAlias = Mapping[uuid.UUID, netq.Statistics]
+_SECURE = 'an object, as in fl.SecureAggregation() or fl.Homomorphic("server.context")'
 _CLIPPED = 0.001  # the share of the elements from which on a warning says so
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
 _NAMED = 3  # clients that a line of the log names
@@ -92,7 +96,8 @@ class Server:
     relays:       which clients may be relays (fl.Relay), and answer for others: a list of their names, or of their ids
                   as texts. The name of a certificate is proof, one that a client gives itself is not. True: any client.
                   Whoever may be one decides how much its clients weigh.
-    secure:       secure aggregation: the server learns the sum of the clients' updates, and no update. None: none.
+    secure:       secure aggregation (fl.SecureAggregation): the server learns the sum of the clients' updates, and no
+                  update; or homomorphic encryption (fl.Homomorphic): it reads nothing but its first model. None: none.
     privacy:      differential privacy: the models say little of any one client, and the reports how little. None: none.
     callbacks:    objects that are called as rounds go on.
     """
@@ -112,7 +117,7 @@ class Server:
         memory_limit: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         relays: bool | Collection[str] = False,
-        secure: SecureAggregation | None = None,
+        secure: SecureAggregation | Homomorphic | None = None,
         privacy: DifferentialPrivacy | None = None,
         callbacks: Iterable[Callback] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
@@ -121,6 +126,9 @@ class Server:
         form = "a netq.CommunicatorOptions, as in CommunicatorOptions(netloc=(host, port))"
         expect(known, "Server.options", options, form)
         check_relays(relays)
+        expect(isinstance(secure, SecureAggregation | Homomorphic | None), "Server.secure", secure, _SECURE)
+        homomorphic = secure if isinstance(secure, Homomorphic) else None
+        masks = secure if isinstance(secure, SecureAggregation) else None
         self._federation = federation = Federation(
             model,
             strategy=strategy,
@@ -132,7 +140,8 @@ class Server:
             evaluate=evaluate,
             checkpoint=checkpoint,
             callbacks=callbacks,
-            privacy=None if privacy is None else Privacy(privacy, at_clients=secure is not None),
+            privacy=None if privacy is None else Privacy(privacy, at_clients=masks is not None),
+            homomorphic=homomorphic,
         )
         self._wait = min_clients if wait is None else wait
         first = federation.patience.deadline_of(1)
@@ -148,12 +157,21 @@ class Server:
             if federation.privacy is not None:
                 federation.privacy.check_population(min_clients, "Server.min_clients")
             check_secure(
-                *(secure, federation.strategy, federation.model, federation.roles, config),
+                *(masks, federation.strategy, federation.model, federation.roles, config),
                 relays=bool(relays),
                 with_noise=privacy is not None,
             )
-            vector = 0 if secure is None else vector_bytes(federation.model, federation.roles, secure.metrics)
-            bounds = limits(federation.model, memory_limit, relays=bool(relays), vector=vector)
+            check_homomorphic(
+                *(homomorphic, federation.strategy, federation.model, federation.roles),
+                relays=bool(relays),
+                with_noise=privacy is not None,
+            )
+            vector = 0 if masks is None else vector_bytes(federation.model, federation.roles, masks.metrics)
+            self._encrypted = encrypted = (
+                federation.aggregation if isinstance(federation.aggregation, EncryptedSum) else None
+            )
+            size = 0 if encrypted is None else encrypted.nbytes
+            bounds = limits(federation.model, memory_limit, relays=bool(relays), vector=vector, encrypted=size)
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,
@@ -164,10 +182,10 @@ class Server:
                 describe=self._description,
                 relays=relays,
                 config_of=federation.config_of,
-                masked=secure is not None,
+                masked=masks is not None,
             )
-            prove = None if secure is None else certified(options or netq.CommunicatorOptions())[1]
-            self._masks = None if secure is None else Masks(secure, self._members, prove)
+            prove = None if masks is None else certified(options or netq.CommunicatorOptions())[1]
+            self._masks = None if masks is None else Masks(masks, self._members, prove)
         except BaseException:
             federation.close()
             raise
@@ -506,6 +524,8 @@ class Server:
         standing = self._standings[task.job.purpose]
         ours = self._federation
         of_server = self._members, standing, ours.strategy, ours.aggregation, ours.callbacks
+        if self._encrypted is not None:
+            task = replace(task, secure=self._encrypted.terms(len(clients)))
         of_round = task, rule, clients, regular
         if self._masks is None:
             return Round(*of_server, *of_round)
@@ -616,6 +636,9 @@ class Server:
     def _description(self, client: ClientInfo) -> Description:
         task = self._federation.task(self._members.run, self.number + 1, "train")
         specs = {name: (spec.shape, spec.dtype, spec.device is not None) for name, spec in specs_of(task.model).items()}
+        if self._encrypted is not None:
+            hidden = (CIPHERTEXTS, HEADER)
+            specs = {name: spec for name, spec in specs.items() if name not in hidden} | {**self._encrypted.described}
         own = self._federation.config_of
         config = {**({} if own is None else own(client, task.job.round)), **task.config}
         return Description(

@@ -14,13 +14,17 @@ from fl.checks import MODEL_IS
 from fl.compression.compressor import Compression
 from fl.envelope import RESERVED
 from fl.errors import InvalidUpdate
+from fl.homomorphic.codec import HEADER
+from fl.homomorphic.options import Homomorphic
 from fl.privacy.privacy import Privacy
 from fl.schedules import resolved
 from fl.secure.layout import LARGEST
 from fl.secure.options import SecureAggregation
 from fl.server.patience import Patience
 from fl.strategies.base import Strategy
+from fl.strategies.fedavg import FedAvg
 from fl.tensors.blocks import Scratch, is_finite, source_of
+from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.roles import SENT, Roles, of_role
 from fl.tensors.serialization import messages
 from fl.tensors.spec import Model, specs_of
@@ -104,6 +108,53 @@ def check_secure(
                 f'Server.secure: {tensor!r} holds infinity, whose change is no number; expected the role "constant" '
                 'or "local"'
             )
+
+
+def check_homomorphic(
+    homomorphic: Homomorphic | None,
+    strategy: Strategy,
+    model: Model,
+    roles: Roles,
+    *,
+    relays: bool,
+    with_noise: bool,
+) -> None:
+    """Raise InvalidOption unless ciphertexts can be summed for this strategy, and of this model."""
+    if homomorphic is None:
+        if HEADER in model:
+            raise netq.InvalidOption("Server.secure: the model is encrypted; expected the fl.Homomorphic of its rounds")
+        return
+    name = type(strategy).__name__
+    wrong = {
+        f"{name} does more than the mean of the updates, and the server has ciphertexts only; expected FedAvg or "
+        "FedProx": not (isinstance(strategy, FedAvg) and strategy.is_mean),
+        f"{name} has the compression {strategy.compression}; ciphertexts cannot be packed; expected none": (
+            strategy.compression != Compression()
+        ),
+        f"{name} takes late updates, and a sum of ciphertexts has those of one round only; expected staleness=None": (
+            strategy.staleness is not None
+        ),
+        "ciphertexts do not pass relays; expected relays=False": relays,
+        "the server cannot clip ciphertexts, so there is no differential privacy; expected privacy=None, or "
+        "SecureAggregation": with_noise,
+    }
+    for why, is_so in wrong.items():
+        if is_so:
+            raise netq.InvalidOption(f"Server.secure: {why}")
+    if HEADER in model:
+        return
+    scratch = Scratch()
+    for tensor, value in of_role(model, roles, *SENT).items():
+        source = source_of(tensor, value)
+        for why, is_so in {
+            "is of the role unit, whose mean is brought to length 1 again; the server cannot": roles[tensor] == "unit",
+            f"is {source.spec.dtype}, which is not encrypted": source.spec.dtype in TORCH_ONLY,
+            "holds infinity": not is_finite(source, scratch),
+        }.items():
+            if is_so:
+                raise netq.InvalidOption(
+                    f'Server.secure: {tensor!r} {why}; expected another dtype, or the role "constant" or "local"'
+                )
 
 
 def check_privacy(privacy: Privacy, strategy: Strategy, model: Model, roles: Roles, min_clients: int) -> None:

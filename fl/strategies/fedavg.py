@@ -40,6 +40,11 @@ class FedAvg(MeanStrategy):
         """Whether no subclass folds in another way."""
         return next(each for each in type(self).__mro__ if "fold" in vars(each)) is FedAvg
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether the next model is the weighted mean of the updates, and nothing more."""
+        return self.takes_means and self._optimizer is None and type(self).finish is FedAvg.finish
+
     def partial(self) -> dict[str, Any]:
         """Return the mean of what was folded, and its weight."""
         return self._mean.partial()

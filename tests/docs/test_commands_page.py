@@ -21,7 +21,7 @@ SECTIONS = dict(text.split("\n", 1) for text in PAGE.text.replace("\n## ", "\n##
 COMMANDS = [title for title in SECTIONS if " " in title and title != "netq bench"]  # which has a page of its own
 
 
-_SUBCOMMANDS = re.compile(r"^ {2,4}([a-z]+) {2,}\w", re.MULTILINE)
+_SUBCOMMANDS = re.compile(r"^ {2,4}([a-z][a-z-]*) {2,}\w", re.MULTILINE)
 
 
 MAIN: dict[str, Callable[[list[str]], object]] = {

@@ -573,10 +573,8 @@ def test_simulate_refuses_a_wrong_function(tmp_path: Path, train: str) -> None:
 
 
 def test_wrong_command_lists_the_commands() -> None:
-    assert (
-        "No such command 'srve'; expected serve, relay, statistics, simulate, export, plot, page, status, flower."
-        in call("srve").stderr
-    )
+    commands = "serve, relay, statistics, simulate, export, secure-key, plot, page, status, flower"
+    assert f"No such command 'srve'; expected {commands}." in call("srve").stderr
     assert "No such command 'start'; expected run, sign, simulate." in call("flower", "start").stderr
 
 

@@ -28,7 +28,9 @@ LEAST = SERVER + MODEL
 STOPPING = SERVER + "stop_early = {}\n" + MODEL
 PAGE = Page("docs/how-to/aggregator.md")
 EXAMPLE = PAGE.blocks("toml")[0]
-OF_MQTT = re.sub(r"^# ", "", EXAMPLE, flags=re.MULTILINE).replace('protocol = "tcp"', 'protocol = "mqtt"')
+# Without secure.context, which excludes the other keys of its table.
+OF_MQTT = re.sub(r"^# (context = .*)?", "", EXAMPLE, flags=re.MULTILINE)
+OF_MQTT = OF_MQTT.replace('protocol = "tcp"', 'protocol = "mqtt"')
 
 
 WATCH = "import fl\nclass Watch(fl.Callback): pass\n"

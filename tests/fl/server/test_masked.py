@@ -162,7 +162,7 @@ def test_a_vector_of_an_attempt_before_is_dropped_and_the_next_one_counts(recove
     def answers(task: Task) -> list[Reply]:
         begun = masker.begin(task)
         if not isinstance(begun, Masking):
-            assert begun is not None
+            assert isinstance(begun, Answered)
             return [Reply(task.job, begun)]
         trained = trains(3)(dict(task.model), {"round": task.job.round})
         del trained.model["mask"]  # a constant
