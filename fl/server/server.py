@@ -39,7 +39,7 @@ from fl.server.answers import Answers
 from fl.server.checkpoint import restored
 from fl.server.federation import Federation, Void
 from fl.server.limits import limits
-from fl.server.masked import MaskedRound, Masks
+from fl.server.masked import MaskedRound, Masks, SummedRound
 from fl.server.member import Member
 from fl.server.members import Members
 from fl.server.patience import Patience
@@ -97,6 +97,8 @@ class Server:
     callbacks:    objects that are called as rounds go on.
     """
 
+    _carries_masks = False  # it is the server of a relay, whose clients may answer under masks
+
     def __init__(
         self,
         model: Model,
@@ -149,11 +151,12 @@ class Server:
                 federation.privacy.check_population(min_clients, "Server.min_clients")
             check_secure(
                 *(secure, federation.strategy, federation.model, federation.roles, config),
-                relays=bool(relays),
                 with_noise=privacy is not None,
             )
             vector = 0 if secure is None else vector_bytes(federation.model, federation.roles, secure.metrics)
-            bounds = limits(federation.model, memory_limit, relays=bool(relays), vector=vector)
+            bounds = limits(
+                federation.model, memory_limit, relays=bool(relays), vector=vector, carries_masks=self._carries_masks
+            )
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,
@@ -164,7 +167,6 @@ class Server:
                 describe=self._description,
                 relays=relays,
                 config_of=federation.config_of,
-                masked=secure is not None,
             )
             prove = None if secure is None else certified(options or netq.CommunicatorOptions())[1]
             self._masks = None if secure is None else Masks(secure, self._members, prove)
@@ -317,8 +319,8 @@ class Server:
         federation = self._federation
         for update in training:
             with training.counting(update):
-                if isinstance(training, MaskedRound):
-                    training.add(update.client, cast(Masked, update.content))
+                if isinstance(training, SummedRound):
+                    training.add(update.client, cast(Masked | Subtotal, update.content))
                 else:
                     federation.aggregation.take(federation.model, update.content, update.client, update.staleness)
 
