@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fl
+import fl.membership
+from fl.column_statistics import Column
+from fl.messages import Task
+from fl.secure.masker import Masker
+from fl.secure.summing import Summing
+from netq.testing.fixtures import LIMIT
+from tests.fl.federation import at
 from tests.fl.relay.test_relay import distance
 from tests.fl.relay.tree import Shape, Tree
+from tests.fl.secure.circle import Circle
 
 FLAT: Shape = [0, 1, 2, 3, 4, 5, 6, 7]
 TWO: Shape = [[0, 1, 2], [3, 4, 5], 6, 7]
@@ -62,3 +71,207 @@ def test_the_model_is_that_of_a_federation_without_masks_and_relays(shape: Shape
         assert other.metrics["loss"] == pytest.approx(one.metrics["loss"], abs=1e-5)
         assert other.evaluation["loss"] == pytest.approx(one.evaluation["loss"], abs=1e-5)
         assert other.names.keys() >= set(other.clients)
+
+
+def summed(circle: Circle, task: Task, summing: Summing, clients: Sequence[str]) -> dict[str, Any]:
+    """Return what a relay of these clients sends."""
+    its = Summing(summing.terms, summing.roster, summing._layout)
+    for each in clients:
+        its.add(each, circle.update(each, task))
+    return its.partial()
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_the_sums_of_relays_are_exact(absent: int) -> None:
+    circle = Circle(8)
+    task, summing, _ = circle.begin()
+    ids = summing.terms.clients
+    for group in (ids[:3], ids[3 : 6 - absent]):
+        summing.merge(summed(circle, task, summing, group), group)
+    for each in ids[6:]:
+        summing.add(each, circle.update(each, task))
+    plain = circle.plain(summing)
+    circle.open(summing)
+    assert len(summing.present) == 8 - absent
+    assert bytes(summing._words.memory) == bytes(plain.memory)
+
+
+def changed(sent: dict[str, Any], **values: Any) -> dict[str, Any]:
+    return {**sent, **values}
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda sent, ids: changed(sent, number=9), "a vector of the masked round 9; expected 1"),
+        (lambda sent, ids: changed(sent, session="x"), "of another session"),
+        (lambda sent, ids: changed(sent, clients=ids[:3]), "those for which the relay answers"),
+        (lambda sent, ids: changed(sent, vector=sent["vector"][8:]), "a vector of .* bytes; expected"),
+        (lambda sent, ids: changed(sent, packets=sent["packets"][1:]), "its packets and hashes have .* bytes"),
+        (lambda sent, ids: changed(sent, packets=[]), "the sum of a relay of secure aggregation is not valid"),
+        (lambda sent, ids: {"strategy": {}}, "the sum of a relay of secure aggregation is not valid"),
+    ],
+)
+def test_a_sum_of_another_form_is_refused_with_nothing_changed(change: Any, error: str) -> None:
+    circle = Circle(6)
+    task, summing, _ = circle.begin()
+    ids = summing.terms.clients
+    sent = summed(circle, task, summing, ids[:2])
+    with pytest.raises(fl.InvalidUpdate, match=error):
+        summing.merge(change(sent, ids), ids[:2])
+    assert not summing.present
+    assert not summing._words.memory.any()
+    summing.merge(sent, ids[:2])
+    with pytest.raises(fl.InvalidUpdate, match=f"the vector of client {ids[0]}, which is not asked in this round, or"):
+        summing.merge(sent, ids[:2])  # twice
+
+
+def crashes(monkeypatch: pytest.MonkeyPatch, number: int, when: Callable[[Task], bool]) -> None:
+    """Have the run of a client end at a task."""
+    begin = Masker.begin
+
+    def begins(self: Masker, task: Task) -> Any:
+        if self._client == uuid.UUID(int=number) and when(task):
+            raise InterruptedError
+        return begin(self, task)
+
+    monkeypatch.setattr(Masker, "begin", begins)
+
+
+@pytest.mark.parametrize("step", [None, "agree", "open"])
+def test_a_client_that_is_lost_before_its_vector_or_after_it(monkeypatch: pytest.MonkeyPatch, step: str | None) -> None:
+    crashes(monkeypatch, 1, lambda task: task.secure.get("step") == step and task.job.purpose in ("train", "secure"))
+    patience = fl.Patience(grace=0.5)
+    with tree(TWO, patience=patience, relay={"patience": patience, "min_clients": 2}) as found:
+        [report] = found.rounds(1)
+        assert {each.int for each in report.clients} == set(FLAT) - ({1} if step is None else set())
+        numbers = {each: trains(each)(model(), {"round": 1}) for each in FLAT if each != 1 or step}
+        total = sum(each.num_examples for each in numbers.values())
+        mean = sum(each.model["w"].astype(float) * each.num_examples for each in numbers.values()) / total
+        assert found.server.model["w"] == pytest.approx(mean, abs=1e-5)
+        assert report.masked == fl.MaskedSum(total, 0.0)
+
+
+def test_a_client_that_fails_is_named() -> None:
+    def fails(number: int) -> Any:
+        def train(model: Any, config: Any) -> Any:
+            raise RuntimeError("no camera")
+
+        return train if number == 1 else trains(number)
+
+    with tree(TWO, fails, relay={"min_clients": 2}) as found:
+        [report] = found.rounds(1)
+    assert "no camera" in str(report.failures[uuid.UUID(int=1)])
+    assert len(report.clients) == 7
+
+
+def test_a_client_that_fails_in_the_set_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Masker.begin
+
+    def begins(self: Masker, task: Task) -> Any:
+        if self._client == uuid.UUID(int=1) and task.secure.get("step") == "keys":
+            raise fl.InvalidUpdate("no randomness")
+        return begin(self, task)
+
+    monkeypatch.setattr(Masker, "begin", begins)
+    with tree(TWO) as found:
+        [report] = found.rounds(1)
+    assert str(report.failures[uuid.UUID(int=1)]).endswith(": no randomness")
+    assert str(report.failures[uuid.UUID(int=1)]).startswith("behind r0 (")
+    assert len(report.clients) == 7
+
+
+def test_a_relay_that_changes_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Summing.partial
+
+    def changes(self: Summing) -> dict[str, Any]:
+        sent = right(self)
+        monkeypatch.setattr(Summing, "partial", right)
+        sent["vector"][5] += 1
+        return sent
+
+    monkeypatch.setattr(Summing, "partial", changes)
+    with tree(TWO, patience=fl.Patience(void_pause=0.01)) as found:
+        void, counted = found.server.rounds(1)
+    assert "the masked vectors have no valid sum" in str(void.failures[uuid.UUID(int=0)])
+    assert len(counted.clients) == 8
+
+
+def test_a_client_of_two_relays_is_left_out_and_named() -> None:
+    with tree([[0, 1, 9], [3, 4, 9], 6]) as found:
+        for report in found.rounds(2):
+            assert {each.int for each in report.clients} == {0, 1, 3, 4, 6}
+            assert "both say that it is their client" in str(report.failures[uuid.UUID(int=9)])
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_a_relay_that_is_lost_in_the_middle_of_a_round(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    """Of 8 clients the sum needs 6. Those of the lost relay go on to the server."""
+    monkeypatch.setattr(fl.membership, "_MOVE", 0.3)
+    gone: list[int] = []
+
+    def closes(number: int) -> Any:
+        def train(model: Any, config: Any) -> Any:
+            if number == 0 and not gone:
+                gone.append(number)
+                found.relays[0].server.close(0.0)  # type: ignore[union-attr]
+            return trains(number)(model, config)
+
+        return train
+
+    def moves(number: int) -> Any:
+        client, place = fl.Client(closes(number)), at(found.netloc_of(0), uuid.UUID(int=number))
+        return client.run(place, fallback=[found.server.netloc])
+
+    patience = fl.Patience(grace=0.5, void_pause=0.01)
+    shape: Shape = [[], *FLAT[lost:]]
+    settings: dict[str, Any] = {"relay": {"min_clients": lost}, "patience": patience, "min_clients": 6 - lost}
+    with tree(shape, closes, **settings, wait=9 - lost) as found:
+        for number in range(lost):
+            found.start(moves, number)
+        reports = list(found.server.rounds(1))
+        with pytest.raises(fl.RelayError):
+            found.runs.pop(0).result(LIMIT)
+        found.server.wait(8, LIMIT)
+        assert {each.int for each in found.rounds(1)[0].clients} == set(FLAT)
+    if lost == 2:
+        assert {each.int for each in reports[0].clients} == set(FLAT[2:])
+    else:
+        assert not reports[0].clients
+        assert "a sum of 5 clients; expected 6 at least" in str(reports[0].failures)
+        assert {each.int for each in reports[-1].clients} >= set(FLAT[3:])
+
+
+def test_the_policy_of_a_client_sees_all_clients_of_the_round() -> None:
+    policy = {"secure": fl.SecurePolicy(required=True, min_clients=8)}
+    secure = fl.SecureAggregation(min_clients=8)
+    with tree(TWO, secure=secure, client=lambda number: policy) as found:
+        [report] = found.rounds(1)
+    assert len(report.clients) == 8
+
+
+def test_noise_of_the_clients_passes_relays() -> None:
+    def adds(number: int) -> Any:
+        return lambda model, config: fl.Update({"w": model["w"] + 0.01}, 1)
+
+    private = fl.DifferentialPrivacy(clip=1.0, noise_multiplier=0.1)
+    settings: dict[str, Any] = {"privacy": private, "secure": fl.SecureAggregation()}
+    with Tree(TWO, adds, {"w": np.zeros(100, np.float32)}, **settings) as found:
+        [report] = found.rounds(1)
+        assert found.server.model["w"].mean() == pytest.approx(0.01, abs=0.02)
+        assert found.server.model["w"].std() > 0
+    assert report.privacy is not None
+    assert not report.privacy.trusts_server
+
+
+def test_statistics_pass_relays_under_masks() -> None:
+    def gives(number: int) -> dict[str, Any]:
+        return {"columns": lambda config: {"age": np.full(20, 40.0 + number)}}
+
+    with tree(TWO, client=gives) as found:
+        report = found.server.statistics_of({"age": Column(0.0, 100.0)})
+        assert report.columns["age"].count == 160
+        assert report.columns["age"].mean == pytest.approx(43.5, abs=0.01)
+        assert len(report.clients) == 8
+        assert not report.failures
+        assert len(found.rounds(1)[0].clients) == 8

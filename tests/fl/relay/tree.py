@@ -32,6 +32,7 @@ class Tree:
 
     strategy: makes the strategy of the server and of each relay.
     train:    makes a client's function of its number.
+    client:   makes the other arguments of a client of its number.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class Tree:
         strategy: Callable[[], fl.Strategy] = fl.FedAvg,
         evaluate: Callable[[int], Any] | None = None,
         relay: dict[str, Any] | None = None,
+        client: Callable[[int], dict[str, Any]] = lambda number: {},
         **settings: Any,
     ) -> None:
         self._train, self._evaluate, self._strategy, self._of_relay = train, evaluate, strategy, relay or {}
+        self._of_client = client
         settings = {"min_clients": len(shape), "relays": True, "evaluate": evaluate is not None, **settings}
         self.server = fl.Server(model or zeros(), at(HERE), strategy=strategy(), **settings)
         self.relays: list[fl.Relay] = []
@@ -57,7 +60,8 @@ class Tree:
         for each in shape:
             if isinstance(each, int):
                 function = self._evaluate(each) if self._evaluate else None
-                self.start(self._client, fl.Client(self._train(each), function, name=f"c{each}"), each, parent)
+                client = fl.Client(self._train(each), function, name=f"c{each}", **self._of_client(each))
+                self.start(self._client, client, each, parent)
             else:
                 number = len(self.relays)
                 self.relays.append(None)  # type: ignore[arg-type]  # until the parent has an address
