@@ -152,6 +152,24 @@ def test_a_client_that_is_lost_before_its_vector_or_after_it(monkeypatch: pytest
         assert report.masked == fl.MaskedSum(total, 0.0)
 
 
+def test_a_client_that_is_started_again_behind_a_relay_has_new_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = fl.Patience(grace=0.5, void_pause=0.01)
+    with tree(TWO, patience=patience, relay={"patience": patience, "min_clients": 3}) as found:
+        started: list[int] = []
+
+        def again(task: Task) -> bool:
+            if task.job.purpose != "train" or task.job.round != 2 or started:
+                return False
+            started.append(1)
+            place = at(found.netloc_of(0), uuid.UUID(int=1))
+            found.start(fl.Client(trains(1)).run, place)
+            return True
+
+        crashes(monkeypatch, 1, again)
+        assert [len(report.clients) for report in found.rounds(3)] == [8, 8, 8]
+        assert started
+
+
 def test_a_client_that_fails_is_named() -> None:
     def fails(number: int) -> Any:
         def train(model: Any, config: Any) -> Any:
