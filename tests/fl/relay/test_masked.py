@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -150,6 +151,37 @@ def test_a_client_that_is_lost_before_its_vector_or_after_it(monkeypatch: pytest
         mean = sum(each.model["w"].astype(float) * each.num_examples for each in numbers.values()) / total
         assert found.server.model["w"] == pytest.approx(mean, abs=1e-5)
         assert report.masked == fl.MaskedSum(total, 0.0)
+
+
+def hangs(monkeypatch: pytest.MonkeyPatch, number: int, where: str) -> threading.Event:
+    """Have a client hang at its first vector, or at a step, until the event is set."""
+    begin, goes_on = Masker.begin, threading.Event()
+
+    def begins(self: Masker, task: Task) -> Any:
+        if self._client == uuid.UUID(int=number) and task.secure.get("step", task.job.purpose) == where:
+            assert goes_on.wait(LIMIT)
+        return begin(self, task)
+
+    monkeypatch.setattr(Masker, "begin", begins)
+    return goes_on
+
+
+def test_an_opening_waits_for_no_client_that_has_sent_no_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = hangs(monkeypatch, 1, "train")
+    secure, patience = fl.SecureAggregation(step=10 * LIMIT), fl.Patience(deadline=3.0)
+    with tree(TWO, secure=secure, patience=patience, relay={"min_clients": 2}) as found:
+        [report] = found.rounds(1)
+        goes_on.set()
+    assert len(report.clients) == 7
+    assert report.failures[uuid.UUID(int=1)].why is fl.FailureKind.LATE
+
+
+def test_a_relay_goes_on_with_its_parent_when_a_client_answers_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = hangs(monkeypatch, 0, "agree")
+    with tree([[0], *FLAT[1:]], secure=fl.SecureAggregation(step=10 * LIMIT)) as found:
+        assert len(found.rounds(1)[0].clients) == 8
+        goes_on.set()
+        assert len(found.rounds(1)[0].clients) == 8
 
 
 def test_a_client_that_is_started_again_behind_a_relay_has_new_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
