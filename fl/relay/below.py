@@ -122,13 +122,14 @@ class Below(Server):
             raise
 
     def _sum(self, task: Task, until: float) -> Subtotal:
-        federation, purpose, loads = self._federation, task.job.purpose, loaded(task.model)
+        """Have the clients do a task, and return the sum of what they send."""
+        federation, purpose, model = self._federation, task.job.purpose, loaded(task.model)
         if purpose in PURPOSES:
-            self.check(tensors_of(loads), task.roles)
-            federation.model, federation.number = loads, task.job.round - 1
+            self.check(tensors_of(model), task.roles)
+            federation.model, federation.number = model, task.job.round - 1
         self._summing = None
         if task.secure:  # its clients have the hash of this very task
-            self._summing = self._carried.begin(replace(task, model=loads))
+            self._summing = self._carried.begin(replace(task, model=model))
         else:  # of this process: a client that has answered a relay before this one is to answer this one, too
             task = replace(task, job=replace(task.job, run=self._members.run))
             self._wait_for(federation.min_clients if purpose == "train" else 1, _WAITS * (until - time.monotonic()))
@@ -196,7 +197,8 @@ class Below(Server):
         suspended = set(self._standing(task.job.purpose).suspended(asked))
         regular = [each for each in asked if each.id not in suspended]
         early = self._federation.patience.close_early and summing.terms.recovers
-        rule = RoundRule(len(regular), min(self._federation.min_clients, len(asked)), close_early=early)
+        needed = max(1, min(self._federation.min_clients, len(asked)))
+        rule = RoundRule(len(regular), needed, close_early=early)
         return self._round(task, rule, asked, regular)
 
     def _standing(self, purpose: object) -> Standing:

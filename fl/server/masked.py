@@ -315,9 +315,11 @@ class MaskedRound(SummedRound):
             if member not in asked:
                 self.answers.ask(member.id, is_regular=member in self._regular)
                 self._fail(member, failures.get(str(member.id), none))
-        for client in failures.keys() - {str(each.id) for each in clients}:  # behind relays
-            if self.answers.fail(uuid.UUID(client), failures[client]):
-                log.warning("%s: left out: %s", title(uuid.UUID(client), ""), failures[client])
+        own, found = {str(each.id) for each in clients}, self._leaves.found
+        for client, failure in failures.items():
+            if client not in own and self.answers.fail(uuid.UUID(client), failure):  # it is behind a relay
+                name = found[client].name if client in found else ""
+                log.warning("%s: left out: %s", title(uuid.UUID(client), name), failure)
         super()._ask(task, asked)
 
     def open(self, start: Model) -> Summed:
