@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,18 @@ import pytest
 
 import fl
 import fl.membership
+import netq
 from fl.column_statistics import Column
 from fl.messages import Task
 from fl.secure.masker import Masker
 from fl.secure.summing import Summing
+from fl.secure.words import Words
+from netq.security import certificates
 from netq.testing.fixtures import LIMIT
+from netq.testing.log import LogRecorder
 from tests.fl.federation import at
 from tests.fl.relay.test_relay import distance
-from tests.fl.relay.tree import Shape, Tree
+from tests.fl.relay.tree import HERE, Listens, Shape, Tree
 from tests.fl.secure.circle import Circle
 
 FLAT: Shape = [0, 1, 2, 3, 4, 5, 6, 7]
@@ -95,6 +101,21 @@ def test_the_sums_of_relays_are_exact(absent: int) -> None:
     circle.open(summing)
     assert len(summing.present) == 8 - absent
     assert bytes(summing._words.memory) == bytes(plain.memory)
+
+
+def test_the_sum_of_one_relay_stays_under_masks() -> None:
+    """Also for a server that takes off all masks that it has learnt: those of pairs behind two relays remain."""
+    circle = Circle(6)
+    task, summing, _ = circle.begin()
+    groups = summing.terms.clients[:3], summing.terms.clients[3:]
+    sent = [summed(circle, task, summing, group) for group in groups]
+    known = Words(sent[0]["vector"].copy(), summing._words.small.size)
+    for partial, group in zip(sent, groups, strict=True):
+        summing.merge(partial, group)
+    circle.open(summing)
+    known.mask([], [summing._secret(each, 0) for each in groups[0]])
+    summing.present = list(groups[0])
+    assert np.mean(known.small == circle.plain(summing).small) < 0.1
 
 
 def changed(sent: dict[str, Any], **values: Any) -> dict[str, Any]:
@@ -325,3 +346,31 @@ def test_statistics_pass_relays_under_masks() -> None:
         assert len(report.clients) == 8
         assert not report.failures
         assert len(found.rounds(1)[0].clients) == 8
+
+
+def test_certificates_prove_the_keys_of_clients_behind_a_relay(tmp_path: Path, log: LogRecorder) -> None:
+    certificates.init(tmp_path, ["127.0.0.1"])
+    for name in "rabc":
+        certificates.issue(tmp_path, name)
+
+    def by(name: str, place: netq.NetworkLocation = HERE) -> netq.CommunicatorOptions:
+        key, certificate = tmp_path / f"{name}-key.pem", tmp_path / f"{name}.pem"
+        security = netq.SecurityOptions(key=key, certificate=certificate, authority=tmp_path / "authority.pem")
+        return netq.CommunicatorOptions(netloc=place, security=security)
+
+    policy, place = fl.SecurePolicy(certificates=True), Future[netq.NetworkLocation]()
+    settings: dict[str, Any] = {"min_clients": 2, "relays": ["r"], "secure": fl.SecureAggregation()}
+    with ThreadPoolExecutor(4) as pool:
+        strategy = fl.FedAvg(max_examples=20)
+        with fl.Server(model(), by("server"), strategy=strategy, **settings) as server:
+            relay = fl.Relay(
+                *(by("r", server.netloc), by("server")), strategy=strategy, min_clients=2, callbacks=[Listens(place)]
+            )
+            pool.submit(relay.run)
+            pool.submit(fl.Client(trains(1), secure=policy).run, by("c", server.netloc))
+            for name in "ab":
+                client = fl.Client(trains(2), secure=policy)
+                pool.submit(lambda its=client, who=name: its.run(by(who, place.result(LIMIT))))  # type: ignore[misc]
+            [report] = server.rounds(1)
+    assert sorted(report.names[each] for each in report.clients) == ["a", "b", "c"]
+    assert not log.having("without certificates")

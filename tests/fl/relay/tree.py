@@ -17,7 +17,7 @@ HERE = netq.NetworkLocation("127.0.0.1", 0)
 Shape = Sequence[Any]  # a number is a client, a list a relay with what is below it
 
 
-class _Listens(fl.Callback):
+class Listens(fl.Callback):
     """Says where a relay listens."""
 
     def __init__(self, place: Future[netq.NetworkLocation]) -> None:
@@ -78,7 +78,7 @@ class Tree:
 
     def _relay(self, number: int, children: int, parent: Callable[[], netq.NetworkLocation]) -> None:
         options = {"relays": True, "min_clients": children, "strategy": self._strategy(), **self._of_relay}
-        options["callbacks"] = [_Listens(self._places[number])]
+        options["callbacks"] = [Listens(self._places[number])]
         self.relays[number] = relay = fl.Relay(at(parent()), at(HERE), name=f"r{number}", **options)
         relay.run()
 
