@@ -27,7 +27,7 @@ _OF_TENSOR = 200  # bytes for each, besides its name, shape and elements: 110 of
 _VALUES_OF_TENSOR = 17  # of JSON, besides its shape; a packed one
 _OF_RELAY = 16_000_000  # bytes of text in a sum: 160 for each of 100,000 clients
 _OF_MASKS = 20_000_000  # bytes of shares, or of sealed secrets: 1,168 for each of 16,384 clients
-_OF_SUMS = _SPARE  # bytes of the same of all clients of a relay: 270 kB for each of 222, if the session has 1,000
+_OF_SUMS = _SPARE  # bytes of the same of all clients of a relay: 205 kB for each of 290, if the session has 1,000
 _BUFFERS_OF_RELAY = 2**15  # in an answer to a step: 11 for a client that shows a chain of 8 certificates
 _BUFFERS = 16 + MAX_ARRAYS  # besides those of tensors; metrics may be arrays
 

@@ -68,6 +68,7 @@ def test_the_model_is_that_of_a_federation_without_masks_and_relays(shape: Shape
         reports = plain.rounds(3)
     with tree(shape, evaluate=evaluates) as masked:
         found = masked.rounds(3)
+        assert [each.updates for each in masked.server.members()] == [3] * 4
     for name, value in plain.server.model.items():
         assert distance(masked.server.model[name], value) <= (1e-6 if name == "w" else 1e-5), name
     for one, other in zip(reports, found, strict=True):
@@ -199,10 +200,11 @@ def test_an_opening_waits_for_no_client_that_has_sent_no_vector(monkeypatch: pyt
 
 def test_a_relay_goes_on_with_its_parent_when_a_client_answers_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = hangs(monkeypatch, 0, "agree")
-    with tree([[0], *FLAT[1:]], secure=fl.SecureAggregation(step=10 * LIMIT)) as found:
+    secure, patience = fl.SecureAggregation(step=10 * LIMIT), fl.Patience(deadline=3.0)
+    with tree([[0, 1], *FLAT[2:]], secure=secure, patience=patience, relay={"min_clients": 1}) as found:
         assert len(found.rounds(1)[0].clients) == 8
+        assert {each.int for each in found.rounds(1)[0].clients} == set(FLAT[1:])
         goes_on.set()
-        assert len(found.rounds(1)[0].clients) == 8
 
 
 def test_a_client_that_is_started_again_behind_a_relay_has_new_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
