@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,18 @@ import fl
 import fl.membership
 import netq
 from fl.column_statistics import Column
-from fl.messages import Task
+from fl.messages import Answered, Reply, Task
+from fl.relay.carried import Carried
 from fl.secure.masker import Masker
+from fl.secure.participant import Masking
 from fl.secure.summing import Summing
 from fl.secure.words import Words
+from fl.server.leaves import Leaves, parted
+from fl.subtotal import Subtotal
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT
 from netq.testing.log import LogRecorder
-from tests.fl.federation import at
+from tests.fl.federation import SOON, Federation, at
 from tests.fl.relay.test_relay import distance
 from tests.fl.relay.tree import HERE, Listens, Shape, Tree
 from tests.fl.secure.circle import Circle
@@ -268,6 +273,43 @@ def test_a_relay_that_changes_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -
         void, counted = found.server.rounds(1)
     assert "the masked vectors have no valid sum" in str(void.failures[uuid.UUID(int=0)])
     assert len(counted.clients) == 8
+
+
+def test_a_sum_of_an_attempt_before_is_dropped_and_the_next_one_counts() -> None:
+    """The late relay sends both sums."""
+    masker, carried = Masker(fl.SecurePolicy(), netq.CommunicatorOptions()), Carried(Leaves(None))  # type: ignore[arg-type]
+    relay, client = uuid.UUID(int=90), uuid.UUID(int=9)
+    masker.is_client(client)
+    late: list[Reply] = []
+
+    def answers(task: Task) -> list[Reply]:
+        asked = dict(task.secure)
+        if asked.get("step") == "clients":
+            return [Reply(task.job, Answered({"clients": {str(client): [9.0, ""]}}))]
+        if "step" in asked:
+            [question] = parted(asked).values()
+            carried._note(asked["step"], asked["session"], question)
+            told = masker.begin(replace(task, secure={**asked, **question}))
+            assert isinstance(told, Answered)
+            return [Reply(task.job, Answered({"answers": {str(client): told.values}, "failures": {}}))]
+        begun, its = masker.begin(task), carried.begin(task)
+        assert isinstance(begun, Masking)
+        its.add(str(client), begun.mask(trains(9)(dict(task.model), {"round": 1})))  # type: ignore[arg-type]
+        late.append(Reply(task.job, Subtotal(its.partial(), {client: 1})))
+        return late if len(late) == 2 else []
+
+    settings: dict[str, Any] = {"secure": fl.SecureAggregation(), "relays": True, "min_clients": 4}
+    with Federation(model(), strategy=fl.FedAvg(max_examples=20), **settings) as found:
+        for number in range(3):
+            found.join(uuid.UUID(int=number), trains(number))
+        found.join_raw(relay, answers)
+        found.server.wait(4, SOON)
+        found.server._members.of(relay).session.is_relay = True
+        found.set_deadline(0.5)
+        assert found.server.round().clients == ()
+        found.set_deadline(SOON)
+        assert {each.int for each in found.server.round().clients} == {0, 1, 2, 9}
+    assert len(late) == 2
 
 
 def test_a_client_of_two_relays_is_left_out_and_named() -> None:
