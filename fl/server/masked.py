@@ -311,10 +311,9 @@ class MaskedRound(SummedRound):
             failures = {str(each.id): ClientFailure(FailureKind.VOID, str(void)) for each in clients}
         asked = [] if self.summing is None else self._leaves.carriers(self.summing.terms.clients)
         none = ClientFailure(FailureKind.VOID, "none of its clients takes part in this round")
-        for member in clients:
-            if member not in asked:
-                self.answers.ask(member.id, is_regular=member in self._regular)
-                self._fail(member, failures.get(str(member.id), none))
+        for member in dict.fromkeys(clients).keys() - set(asked):
+            self.answers.ask(member.id, is_regular=member in self._regular)
+            self._fail(member, failures.get(str(member.id), none))
         own, found = {str(each.id) for each in clients}, self._leaves.found
         for client, failure in failures.items():
             if client not in own and self.answers.fail(uuid.UUID(client), failure):  # it is behind a relay
