@@ -313,10 +313,37 @@ def test_a_sum_of_an_attempt_before_is_dropped_and_the_next_one_counts() -> None
 
 
 def test_a_client_of_two_relays_is_left_out_and_named() -> None:
-    with tree([[0, 1, 9], [3, 4, 9], 6]) as found:
+    with tree([[9], [3, 4, 9], 6, 7], min_clients=3, wait=4) as found:
         for report in found.rounds(2):
-            assert {each.int for each in report.clients} == {0, 1, 3, 4, 6}
-            assert "both say that it is their client" in str(report.failures[uuid.UUID(int=9)])
+            assert {each.int for each in report.clients} == {3, 4, 6, 7}
+            assert "both say that it is their client" in str(report.failures.pop(uuid.UUID(int=9)))  # type: ignore[attr-defined]
+            assert [str(each) for each in report.failures.values()] == ["none of its clients takes part in this round"]
+
+
+def test_a_relay_does_not_wait_for_a_suspended_client() -> None:
+    """The client is late in its first round, and in the next one for which it is asked again."""
+    gates, calls = [threading.Event(), threading.Event()], list[int]()
+
+    def slow(number: int) -> Any:
+        def train(model: Any, config: Any) -> Any:
+            if number == 1:
+                calls.append(number)
+                assert gates[len(calls) - 1].wait(LIMIT)
+            return trains(number)(model, config)
+
+        return train
+
+    patience = fl.Patience(deadline=lambda number: 3.0 if number == 1 else 10 * LIMIT)
+    with tree(
+        TWO, slow, patience=patience, relay={"min_clients": 2, "patience": fl.Patience(suspend_after=1)}
+    ) as found:
+        for report in found.server.rounds(10):
+            assert len(report.clients) == 7
+            gates[0].set()
+            if len(calls) == 2:
+                break
+        gates[1].set()
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("lost", [2, 3])
