@@ -341,6 +341,7 @@ def test_a_relay_does_not_wait_for_a_suspended_client() -> None:
             assert len(report.clients) == 7
             gates[0].set()
             if len(calls) == 2:
+                assert report.failures[uuid.UUID(int=1)].why is fl.FailureKind.LATE
                 break
         gates[1].set()
     assert len(calls) == 2
