@@ -30,6 +30,7 @@ class Subtotal:
     """The answers of a relay's clients to one task. A client is a leaf of the tree: none is a relay.
 
     folded:     the sum of their updates, as Aggregation.partial returns it. Empty for reports, and if none counts.
+                Under masks the sum of their vectors, also for reports, as Summing.partial returns it.
     clients:    the number of examples of each whose answer counts.
     metrics:    of all of these, merged; a Sum stays one.
     weights:    the number of examples over which a metric is a mean, if not all clients have it.

@@ -166,8 +166,8 @@ class MaskedRounds:
     ) -> None:
         """Do a round, and add what has come of each node to `found`. Raises Void."""
         task, summing, failures = self._masks.begin(task, members, 0, self._most, None)
-        found.update({member.id: failure for member, failure in failures.items()})
-        asked = [member for member in members if member not in failures]
+        found.update({uuid.UUID(client): failure for client, failure in failures.items()})
+        asked = [member for member in members if str(member.id) not in failures]
         self._nodes.send([(replace(ask, secure=task.secure), asked)], task.job, ask.ttl)
         while (answer := self._nodes.answer(task.job.purpose, until)) is not None:
             (peer, _), content = answer

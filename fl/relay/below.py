@@ -16,17 +16,23 @@ from typing import Any
 import numpy as np
 
 import netq
+from fl.envelope import PURPOSES
 from fl.errors import InvalidUpdate, RelayError
-from fl.messages import Description, Task
+from fl.messages import Answered, Description, Task
 from fl.metrics import sent
 from fl.properties import ClientInfo
+from fl.relay.carried import Carried
 from fl.report import ClientFailure
+from fl.secure.summing import Summing
 from fl.server.answers import Answers
 from fl.server.federation import Void
+from fl.server.leaves import Leaves, listed
+from fl.server.masked import SummedRound
 from fl.server.member import Member
 from fl.server.round import Round
 from fl.server.rule import RoundRule, RoundState
 from fl.server.server import Server
+from fl.server.standing import Standing
 from fl.server.waiting import until_connected
 from fl.subtotal import MAX_CLIENTS, Subtotal
 from fl.tensors import serialization
@@ -63,6 +69,8 @@ class Below(Server):
     description: what the parent says of its tasks.
     """
 
+    _carries_masks = True
+
     def __init__(self, description: Description, options: netq.CommunicatorOptions, **settings: Any) -> None:
         self._described = description
         roles: Roles = {**dict.fromkeys(description.tensors, "trained"), **description.roles}
@@ -71,6 +79,9 @@ class Below(Server):
         self._final: Mapping[str, Any] | None = None
         self._is_over: Callable[[], bool] = lambda: False
         super().__init__(State(zeros, roles), options, **settings)
+        self._leaves = Leaves(self._members, lambda: self._is_over())
+        self._carried = Carried(self._leaves)
+        self._summing: Summing | None = None  # of a task under masks
 
     def has_parent(self, description: Description | None) -> None:
         """Note what the parent says of its tasks, with the relays above the clients as its path. None: it is lost."""
@@ -89,7 +100,7 @@ class Below(Server):
         self._members.read()
         self._members.update()
 
-    def do(self, task: Task, begin: float, is_over: Callable[[], bool]) -> Subtotal:
+    def do(self, task: Task, begin: float, is_over: Callable[[], bool]) -> Subtotal | Answered:
         """Have the clients do a task of the parent, whose tensors are `Passed`. Raises Void, RelayError, Unreadable.
 
         The parent's deadline shrinks on the way down, so that the sum arrives in time.
@@ -98,28 +109,51 @@ class Below(Server):
         is_over: whether the parent waits for it no longer.
         """
         self._is_over = is_over
-        if task.secure:
-            raise InvalidUpdate("a relay takes no part in secure aggregation: connect its clients to the server itself")
-        model = loaded(task.model)
-        self.check(tensors_of(model), task.roles)
-        federation = self._federation
-        federation.model, federation.number = model, task.job.round - 1
-        until = begin + min(_SHARE * task.deadline, federation.patience.deadline_of(task.job.round))
-        # Of this process: a client that has answered a relay before this one is to answer this one, too.
-        task = replace(task, job=replace(task.job, run=self._members.run))
-        trains = task.job.purpose == "train"
+        until = begin + _SHARE * task.deadline
+        if task.job.purpose != "secure":
+            until = min(until, begin + self._federation.patience.deadline_of(task.job.round))
         try:
-            self._wait_for(federation.min_clients if trains else 1, _WAITS * (until - time.monotonic()))
-            for standing in self._standings.values():
-                standing.deadline = max(0.0, until - time.monotonic())
-            found = self._train(task) if trains else self._report_on(task)
-            federation.number = task.job.round
+            found = self._carry(task, until) if task.job.purpose == "secure" else self._sum(task, until)
             self._check_wanted()
             return found
         except BaseException:
             self._members.forget_all()
-            federation.aggregation.abandon()
+            self._federation.aggregation.abandon()
             raise
+
+    def _sum(self, task: Task, until: float) -> Subtotal:
+        """Have the clients do a task, and return the sum of what they send."""
+        federation, purpose, model = self._federation, task.job.purpose, loaded(task.model)
+        if purpose in PURPOSES:
+            self.check(tensors_of(model), task.roles)
+            federation.model, federation.number = model, task.job.round - 1
+        self._summing = None
+        if task.secure:  # its clients have the hash of this very task
+            self._summing = self._carried.begin(replace(task, model=model))
+        else:  # of this process: a client that has answered a relay before this one is to answer this one, too
+            task = replace(task, job=replace(task.job, run=self._members.run))
+            self._wait_for(federation.min_clients if purpose == "train" else 1, _WAITS * (until - time.monotonic()))
+        for standing in self._standings.values():
+            standing.deadline = max(0.0, until - time.monotonic())
+        found = self._train(task) if purpose == "train" else self._report_on(task)
+        if purpose in PURPOSES:
+            federation.number = task.job.round
+        return found
+
+    def _carry(self, task: Task, until: float) -> Answered:
+        """Have the clients answer a step of secure aggregation."""
+        if task.secure["step"] != "clients":
+            here = set(self.clients)
+            connected = [client for client, leaf in self._leaves.found.items() if leaf.member.id in here]
+            return self._carried.step(task.secure, connected, until - time.monotonic())
+        purpose = str(task.secure.get("purpose"))
+        standing = self._standing(purpose)
+        self._wait_for(self._federation.min_clients, _WAITS * (until - time.monotonic()))
+        self._members.update()
+        members = [self._members.of(peer) for peer in self.clients]
+        regular, retried = standing.candidates(members, self._federation.min_clients)
+        self._leaves.find([*regular, *retried], purpose, until - time.monotonic())
+        return Answered(listed(self._leaves.found, time.monotonic()))
 
     def end(self, last: int, model: Mapping[str, Any] | None, linger: float) -> None:
         """End the federation: give the clients the last model, if there is one, and close. linger: seconds before."""
@@ -148,7 +182,28 @@ class Below(Server):
         self, task: Task, rule: RoundRule, clients: list[Member], regular: Collection[Member] = ()
     ) -> Round[Any]:
         wanted = _WhileWanted(**vars(rule), is_over=self._is_over)
-        return super()._round(task, wanted, clients, regular)
+        if self._summing is None:
+            return super()._round(task, wanted, clients, regular)
+        ours, standing = self._federation, self._standing(task.job.purpose)
+        of_server = self._members, standing, ours.strategy, ours.aggregation, ours.callbacks
+        return SummedRound(self._leaves, self._summing, *of_server, task, wanted, clients, regular)
+
+    def _select(self, task: Task, clients: Collection[uuid.UUID]) -> Round[Any]:
+        """Return a round of clients. Under masks of those that the server asks: they are in its terms."""
+        if self._summing is None:
+            return super()._select(task, clients)
+        summing = self._summing
+        asked = self._leaves.carriers(each for each in summing.terms.clients if each in self._leaves.found)
+        suspended = set(self._standing(task.job.purpose).suspended(asked))
+        regular = [each for each in asked if each.id not in suspended]
+        early = self._federation.patience.close_early and summing.terms.recovers
+        needed = max(1, min(self._federation.min_clients, len(asked)))
+        rule = RoundRule(len(regular), needed, close_early=early)
+        return self._round(task, rule, asked, regular)
+
+    def _standing(self, purpose: object) -> Standing:
+        """Return which clients a task waits for. Statistics wait as an evaluation does."""
+        return self._standings["train" if purpose == "train" else "evaluate"]
 
     def _train(self, task: Task) -> Subtotal:
         federation, begin, before = self._federation, time.monotonic(), self.statistics()
@@ -160,7 +215,7 @@ class Below(Server):
         self._check_wanted()
         answers, folded = training.answers, dict[str, Any]()
         if answers.clients >= training.rule.needed:
-            folded = federation.aggregation.partial()
+            folded = federation.aggregation.partial() if self._summing is None else self._summing.partial()
         else:
             federation.aggregation.abandon()
             answers.void(f"the relay has {answers.clients} updates of the {training.rule.needed} that it needs")
@@ -169,7 +224,11 @@ class Below(Server):
         return self._subtotal(answers, folded)
 
     def _report_on(self, task: Task) -> Subtotal:
-        return self._subtotal(self._evaluate(task, self.clients), {})
+        if self._summing is None:
+            return self._subtotal(self._evaluate(task, self.clients), {})
+        reports = self._select(task, ())
+        self._take(reports)
+        return self._subtotal(reports.answers, self._summing.partial() if reports.answers.clients else {})
 
     def _subtotal(self, answers: Answers, folded: dict[str, Any]) -> Subtotal:
         merged, clients = answers.merged(), answers.num_examples

@@ -8,6 +8,7 @@ commits to each share, and to each secret, by a hash: so wrong shares are found,
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,12 +27,17 @@ class Dealt(NamedTuple):
     shares: bytes
     secrets: bytes
 
-    def check(self, keepers: int, secrets: int) -> None:
-        """Raise InvalidUpdate unless the sizes are those of so many keepers and secrets."""
-        expected = keepers * packet_size(secrets), keepers * secrets * HASH, secrets * HASH
-        sizes = tuple(map(len, self))
-        if sizes != expected:
-            raise InvalidUpdate(f"its packets and hashes have {sizes} bytes; expected {expected}")
+    def parted(self, keepers: int, secrets: Sequence[int]) -> list[Dealt]:
+        """Return what each of some clients has dealt, of which this is one after the other. Raises InvalidUpdate.
+
+        secrets: how many each of them has.
+        """
+        sizes = [(keepers * packet_size(count), keepers * count * HASH, count * HASH) for count in secrets]
+        expected, found = tuple(map(sum, zip(*sizes, strict=True))), tuple(map(len, self))
+        if found != expected:
+            raise InvalidUpdate(f"its packets and hashes have {found} bytes; expected {expected}")
+        parts = [io.BytesIO(each) for each in self]
+        return [Dealt(*(part.read(size) for part, size in zip(parts, its, strict=True))) for its in sizes]
 
     def packet(self, keeper: int, secrets: int) -> bytes:
         """Return the packet of one keeper."""

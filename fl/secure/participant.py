@@ -83,11 +83,11 @@ class Participant:
             raise InvalidUpdate(
                 "this client has no keys for that session of secure aggregation: it has begun anew since"
             )
-        return _valid(lambda: steps[name](asked), f"the step {name!r}")
+        return valid(lambda: steps[name](asked), f"the step {name!r}")
 
     def begin(self, task: Task) -> Masking:
         """Check the terms of a task, and advance the keys to its round. Raises InvalidUpdate."""
-        return _valid(lambda: self._checked(task), "a task")
+        return valid(lambda: self._checked(task), "a task")
 
     def _checked(self, task: Task) -> Masking:
         terms = Terms(**task.secure)
@@ -179,8 +179,8 @@ class _SetUp:
             raise InvalidUpdate(
                 f"a session of {len(set(clients))} clients; this client wants {least} at least, each once"
             )
-        self._fingerprints = _each(clients, asked["fingerprints"], "fingerprints")
-        self._commitments = _each(clients, asked["commitments"], "commitments")
+        self._fingerprints = each_of(clients, asked["fingerprints"], "fingerprints")
+        self._commitments = each_of(clients, asked["commitments"], "commitments")
         own, client = self.entry, self.entry.client
         if (self._fingerprints.get(client), self._commitments.get(client)) != (own.fingerprint, own.commitment):
             raise InvalidUpdate(
@@ -191,7 +191,7 @@ class _SetUp:
 
     def seal(self, asked: Mapping[str, Any], prove: Prove | None) -> dict[str, Any]:
         """Return a sealed secret for each peer."""
-        nonces = _each(list(self._fingerprints), asked["nonces"], "nonces")
+        nonces = each_of(list(self._fingerprints), asked["nonces"], "nonces")
         for client, nonce in nonces.items():
             if commitment(self.sealing.session, client, nonce) != self._commitments[client]:
                 raise InvalidUpdate(f"the nonce of client {client} is not the one that it has committed to")
@@ -361,7 +361,7 @@ class Masking:
         return self._layout.encode(self.start, model, content.num_examples, content.metrics)
 
 
-def _valid(answer: Callable[[], T], what: str) -> T:
+def valid(answer: Callable[[], T], what: str) -> T:
     """Return an answer. Raises InvalidUpdate in place of what values of a server raise, which may be anything."""
     try:
         return answer()
@@ -371,7 +371,7 @@ def _valid(answer: Callable[[], T], what: str) -> T:
         raise InvalidUpdate(f"{what} of secure aggregation is not valid: {describe(error)}") from error
 
 
-def _each(clients: Sequence[str], joined: bytes, what: str) -> dict[str, bytes]:
+def each_of(clients: Sequence[str], joined: bytes, what: str) -> dict[str, bytes]:
     """Return 32 bytes for each of the clients. Raises InvalidUpdate."""
     if type(joined) is not bytes or len(joined) != NONCE * len(clients):
         raise InvalidUpdate(f"{what}: expected {NONCE} bytes for each of {len(clients)} clients")

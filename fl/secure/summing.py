@@ -1,15 +1,19 @@
 """The server's part in one masked round: adds the vectors as they come, and takes the masks off the sum. Pure.
 
-Used by fl/server/masked.py in the server's thread. Holds one vector for any number of clients, and their packets. No
-vector can be opened here: the keepers give shares for a sum of `least` clients at least.
+Used by fl/server/masked.py in the server's thread, and by fl/relay/carried.py, where the sum goes on to the server.
+Holds one vector for any number of clients, and their packets. No vector can be opened here: the keepers give shares for
+a sum of `least` clients at least.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from fl.checks import expect
 from fl.errors import InvalidUpdate
 from fl.messages import Masked
 from fl.secure import shamir
@@ -17,10 +21,11 @@ from fl.secure.counts import Counts
 from fl.secure.layout import Layout
 from fl.secure.noised import NoisedLayout
 from fl.secure.packets import Dealt
-from fl.secure.participant import masked_with, wanted_of
+from fl.secure.participant import masked_with, valid, wanted_of
 from fl.secure.roster import Roster
 from fl.secure.terms import Terms
 from fl.secure.words import Words
+from fl.subtotal import Subtotal
 from fl.tensors.spec import Model
 
 
@@ -38,6 +43,7 @@ class Summing:
         self.present: list[str] = []
         self.roster = roster
         self._layout = layout
+        self._asked = frozenset(terms.clients)
         self._words = Words.zeros(layout.small, layout.large)
         self._dealt: dict[str, Dealt] = {}
         self._shares: dict[tuple[str, int], dict[int, bytes]] = {}  # by client and secret, then by keeper
@@ -46,17 +52,38 @@ class Summing:
 
     def add(self, client: str, masked: Masked) -> None:
         """Add a client's vector. Raises InvalidUpdate, with nothing changed, if it is not of this round's form."""
-        if (masked.session, masked.number) != (self.terms.session, self.terms.number):
+        self._add([client], masked)
+
+    def merge(self, partial: Mapping[str, Any], clients: Collection[str]) -> None:
+        """Add what `partial` of another one has returned, which has these clients. Raises InvalidUpdate, as `add`."""
+        self._add(*valid(lambda: _parted(partial, clients), "the sum of a relay"))
+
+    def partial(self) -> dict[str, Any]:
+        """Return the sum so far, for `merge` of another one: one vector, and what each client has dealt, in order."""
+        dealt = Dealt(*map(b"".join, zip(*(self._dealt[each] for each in self.present), strict=True)))
+        return {
+            "session": self.terms.session,
+            "number": self.terms.number,
+            "clients": list(self.present),
+            "vector": self._words.memory,
+            **{name: np.frombuffer(value, np.uint8) for name, value in dealt._asdict().items()},
+        }
+
+    def _add(self, clients: Sequence[str], masked: Masked) -> None:
+        if attempt_of(masked) != (self.terms.session, self.terms.number):
             of = "" if masked.session == self.terms.session else " of another session"
             raise InvalidUpdate(f"a vector of the masked round {masked.number}{of}; expected {self.terms.number}")
         if masked.vector.nbytes != self._layout.nbytes:
             raise InvalidUpdate(f"a vector of {masked.vector.nbytes} bytes; expected {self._layout.nbytes}")
-        dealt = Dealt(masked.packets, masked.shares, masked.secrets)
+        if wrong := [each for each in clients if each not in self._asked or each in self._dealt]:
+            raise InvalidUpdate(f"the vector of client {wrong[0]}, which is not asked in this round, or has sent one")
+        whole = Dealt(masked.packets, masked.shares, masked.secrets)
+        dealt = [Dealt(b"", b"", b"")] * len(clients)
         if self.terms.recovers:
-            dealt.check(len(self.roster.committee), self._secrets(client))
+            dealt = whole.parted(len(self.roster.committee), [self._secrets(each) for each in clients])
         self._words.add(Words(masked.vector, self._layout.small))
-        self._dealt[client] = dealt
-        self.present.append(client)
+        self._dealt |= zip(clients, dealt, strict=True)
+        self.present += clients
 
     @property
     def absent(self) -> list[str]:
@@ -146,3 +173,17 @@ class Summing:
 
     def _secrets(self, client: str) -> int:
         return 1 + len(masked_with(self.roster, self.terms, client))
+
+
+def _parted(partial: Mapping[str, Any], clients: Collection[str]) -> tuple[list[str], Masked]:
+    found = {name: value.tobytes() if name in Dealt._fields else value for name, value in partial.items()}
+    its = list(found.pop("clients"))
+    expect(sorted(its) == sorted(clients), "clients", its, "those for which the relay answers")
+    return its, Masked(**found)
+
+
+def attempt_of(content: Masked | Subtotal) -> tuple[Any, Any] | None:
+    """Return the session and the number of the masked round that a vector or a sum of some is of. None: of none."""
+    if isinstance(content, Masked):
+        return content.session, content.number
+    return (content.folded.get("session"), content.folded.get("number")) if "session" in content.folded else None

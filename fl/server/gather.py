@@ -1,6 +1,6 @@
 """Asks some clients one question, and reads their answers: no round waits for it, and no client is suspended by it.
 
-Used by fl/server/masked.py for the steps of secure aggregation, and by fl/server/statistics.py. In the server's thread.
+Used by fl/server/leaves.py for the steps of secure aggregation, and by fl/server/statistics.py. In the server's thread.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from netq.text import describe
 
 T = TypeVar("T")
 _SOON = 0.5  # seconds that the others have, once enough have answered, and as long again as those took
+_LOOK = 0.5  # seconds between looks at whether answers are still wanted
 
 
 class Asked(Protocol):
@@ -65,6 +66,7 @@ def gather(
     *,
     own: Mapping[Member, Mapping[str, Any]],
     is_enough: Callable[[Mapping[str, T]], bool] | None = None,
+    is_over: Callable[[], bool] | None = None,
 ) -> tuple[dict[str, T], dict[str, ClientFailure]]:
     """Give clients a task. Return what `read` makes of each answer, and why the others have given none.
 
@@ -74,11 +76,18 @@ def gather(
     read:      gets a client's id and the content of its reply. What it raises is the failure of the client.
     own:       as of Members.ask.
     is_enough: whether the other answers are not needed; they have a short while to come.
+    is_over:   whether no answer is wanted any more. None: it does not happen.
     """
     begin = time.monotonic()
     members.ask(task, [*clients.values()], limit, keep_late=False, own=own)
     until, found, failed = begin + limit, dict[str, T](), dict[str, ClientFailure]()
-    while (answer := members.answer(task.job.purpose, until)) is not None:
+    while True:
+        look = until if is_over is None else min(until, time.monotonic() + _LOOK)
+        answer = members.answer(task.job.purpose, look)
+        if answer is None:
+            if not look <= time.monotonic() < until or (is_over is not None and is_over()):
+                break
+            continue
         (peer, job), content = answer
         client = str(peer)
         if job != task.job or client in found:  # one that answers twice has answered
@@ -92,8 +101,7 @@ def gather(
             else:
                 found[client] = read(client, content)
         except Exception as error:  # a client may send anything
-            why = describe(error) if not isinstance(error, InvalidUpdate) else str(error)
-            failed[client] = ClientFailure(FailureKind.INVALID, f"its answer to {what} is not valid: {why}")
+            failed[client] = failure_of(error, what)
         members.settle(members.of(peer), MemberEvent.FAIL if client in failed else MemberEvent.COUNT)
         if is_enough is not None and is_enough(found):
             now = time.monotonic()
@@ -102,3 +110,9 @@ def gather(
         members.forget(clients[client])
         failed[client] = ClientFailure(FailureKind.LATE, f"no answer to {what} in time")
     return found, failed
+
+
+def failure_of(error: Exception, what: str) -> ClientFailure:
+    """Return the failure of a client whose answer raises this when it is read."""
+    why = describe(error) if not isinstance(error, InvalidUpdate) else str(error)
+    return ClientFailure(FailureKind.INVALID, f"its answer to {what} is not valid: {why}")

@@ -27,6 +27,8 @@ _OF_TENSOR = 200  # bytes for each, besides its name, shape and elements: 110 of
 _VALUES_OF_TENSOR = 17  # of JSON, besides its shape; a packed one
 _OF_RELAY = 16_000_000  # bytes of text in a sum: 160 for each of 100,000 clients
 _OF_MASKS = 20_000_000  # bytes of shares, or of sealed secrets: 1,168 for each of 16,384 clients
+_OF_SUMS = _SPARE  # bytes of the same of all clients of a relay: 205 kB for each of 290, if the session has 1,000
+_BUFFERS_OF_RELAY = 2**15  # in an answer to a step: 11 for a client that shows a chain of 8 certificates
 _BUFFERS = 16 + MAX_ARRAYS  # besides those of tensors; metrics may be arrays
 
 
@@ -55,26 +57,35 @@ class Limits(NamedTuple):
 
 
 def limits(
-    model: Mapping[str, Any], memory_limit: int | None, *, relays: bool = False, vector: int = 0, encrypted: int = 0
+    model: Mapping[str, Any],
+    memory_limit: int | None,
+    *,
+    relays: bool = False,
+    vector: int = 0,
+    encrypted: int = 0,
+    carries_masks: bool = False,
 ) -> Limits:
     """Return the bounds for a model: with its successor and the updates, it makes up the limit, in bytes.
 
     relays: whether clients may answer for others.
     vector: bytes of an update under masks, without its shares. The sum of all has as many. 0: there are no masks.
     encrypted: bytes of an update of ciphertexts; later models have as many. 0: there are none.
+    carries_masks: whether clients of a relay may answer under masks that are opened elsewhere.
 
     Raises InvalidOption.
     """
     size, of_model = max(nbytes(model), encrypted), _text(model)
     text = min(MAX_TEXT, _TEXT + _MODELS * of_model + (_OF_RELAY if relays else 0))
-    buffers = min(MAX_BUFFERS, _BUFFERS + _MODELS * len(model))
+    carries_sums = relays and (carries_masks or vector > 0)
+    buffers = min(MAX_BUFFERS, _BUFFERS + _MODELS * len(model) + carries_sums * _BUFFERS_OF_RELAY)
+    of_masks = _OF_SUMS if carries_sums else _OF_MASKS
     task = size + text + _TEXT
     a_sum = _sum(model) if relays else 0
-    update = max(_MODELS * size, 2 * a_sum) + _EXTRA
+    update = max(_MODELS * size, 2 * a_sum) + (of_masks if carries_masks else _EXTRA)
     most, what = (size, "three models") if size >= a_sum else (a_sum, "two models and a relay's sum")
     held = 2 * size  # the model, and its successor or what it is made of
     if vector:
-        update = most = vector + _OF_MASKS
+        update = most = vector + of_masks
         held, what = size + max(size, vector), "the model, two vectors under masks, and their shares"
     if encrypted:
         update, most, held = encrypted + _EXTRA, encrypted, 3 * size

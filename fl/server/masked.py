@@ -1,7 +1,7 @@
 """Rounds under secure aggregation: carries between the clients what they say to each other, and opens their sum.
 
 Used by fl/server/server.py, in its thread, and by fl/flower/masked_rounds.py. fl/secure has what is computed, on both
-sides.
+sides, and fl/server/leaves.py where the clients are: here, or behind relays.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from fl.envelope import Job
 from fl.errors import InvalidUpdate
-from fl.messages import Answered, Masked, Task
+from fl.messages import Masked, Task
 from fl.privacy.bounded import Clipping
+from fl.properties import title
 from fl.report import ClientFailure, FailureKind
 from fl.secure.certified import Prove
 from fl.secure.doubts import Doubts
@@ -31,9 +31,11 @@ from fl.secure.roster import Roster
 from fl.secure.summing import Summing
 from fl.secure.terms import Terms, digest, ranges
 from fl.server.federation import Void
-from fl.server.gather import Asked, gather
+from fl.server.gather import Asked
+from fl.server.leaves import Leaf, Leaves
 from fl.server.member import Member
 from fl.server.round import Round
+from fl.subtotal import Subtotal
 from fl.tensors.spec import Model
 
 log = logging.getLogger("netq.fl")
@@ -46,17 +48,18 @@ class Masks:
     """Secure aggregation at one server, in one session at a time: clients whose pairs share secrets.
 
     prove: raises SecurityError unless an entry of a session is its client's. None: the server does not know.
+    leaves: the clients of the round.
     liars: clients that have dealt or given what is wrong, and how that shows. Its user takes them out.
     """
 
     def __init__(self, options: SecureAggregation, members: Asked, prove: Prove | None = None) -> None:
         self.options = options
+        self.leaves = Leaves(members)
         self._members = members
         self._session = ""
         self._roster: Roster | None = None
         self._since = 0.0  # when the session began, by time.monotonic()
         self._number = 0  # of the last masked round in the session
-        self._steps = 0  # that clients were asked
         self._prove = prove
         self._doubts = Doubts()
         self._rounds = 0  # that have begun
@@ -66,14 +69,16 @@ class Masks:
 
     def begin(
         self, task: Task, clients: Collection[Member], needed: int, most: int, clipping: Clipping | None
-    ) -> tuple[Task, Summing, Mapping[Member, ClientFailure]]:
-        """Return the task with its terms, the sum to be, and the clients that cannot take part. Raises Void.
+    ) -> tuple[Task, Summing, Mapping[str, ClientFailure]]:
+        """Return the task with its terms, the sum to be, and by id the clients that cannot take part. Raises Void.
 
+        clients: that are connected, relays in place of theirs.
         needed: clients that the round needs. most: the largest weight of one. clipping: with noise in the sum, if any.
         """
-        self._clients = by_id = {str(each.id): each for each in clients}
+        unfound = self.leaves.find(clients, task.job.purpose, self.options.step, task.excluded)
+        self._clients = by_id = self.leaves.found
         self._rounds += 1
-        roster, failures = self._with_session(by_id)
+        roster, failures = self._with_session(by_id, unfound)
         self._number += 1
         ids = roster.picked([each for each in by_id if each not in failures])
         self._check_count(ids, failures)
@@ -93,8 +98,7 @@ class Masks:
             layout = layout_of(terms, task, roster)
         except InvalidUpdate as error:
             raise Void(f"secure aggregation cannot sum this model: {error}") from None
-        failed = {by_id[each]: failure for each, failure in failures.items()}
-        return replace(task, secure=asdict(terms)), Summing(terms, roster, layout), failed
+        return replace(task, secure=asdict(terms)), Summing(terms, roster, layout), failures
 
     def open(self, summing: Summing, start: Model) -> Any:
         """Have the sum opened by those who keep shares of its masks, and return what it says. Raises InvalidUpdate.
@@ -157,18 +161,24 @@ class Masks:
             raise InvalidUpdate(f"the sum needs {keepers_are} to open it, and had fewer{why}")
 
     def _is_free(self, client: str) -> bool:
-        """Return whether a client can answer now: it is there, and does no task."""
-        member = self._members.of(uuid.UUID(client))
-        return member.task is None and self._members.is_present(member)
+        """Return whether a client can answer now: it, or its relay, is there, and does no task."""
+        leaf = self.leaves.found.get(client)
+        return leaf is not None and leaf.member.task is None and self._members.is_present(leaf.member)
 
     # Set-up
 
-    def _with_session(self, clients: Mapping[str, Member]) -> tuple[Roster, dict[str, ClientFailure]]:
-        """Return the session of these clients, if need be a new one, and which of them are not in it. Raises Void."""
+    def _with_session(
+        self, clients: Mapping[str, Leaf], unfound: Mapping[str, ClientFailure]
+    ) -> tuple[Roster, dict[str, ClientFailure]]:
+        """Return the session of these clients, if need be a new one, and which of them are not in it. Raises Void.
+
+        unfound: further clients that are not in it, as those that have no part in this round.
+        """
         text = "left out in its turn, {} is in the other: one of them has shared another secret, either may lie"
         apart = self._doubts.left_out(clients, self._rounds)
         failures = {each: ClientFailure(FailureKind.VOID, text.format(other)) for each, other in apart.items()}
-        there = {each: member for each, member in clients.items() if each not in failures}
+        failures |= unfound
+        there = {each: leaf for each, leaf in clients.items() if each not in failures}
         if self._roster is not None and self._serves(self._roster, there):
             return self._roster, failures
         while True:
@@ -182,9 +192,9 @@ class Masks:
                 return found, failures
             failures |= found
 
-    def _serves(self, roster: Roster, clients: Mapping[str, Member]) -> bool:
+    def _serves(self, roster: Roster, clients: Mapping[str, Leaf]) -> bool:
         """Return whether a session has secrets for these clients. One that has connected anew may have lost them."""
-        known = all(each in roster and member.since <= self._since for each, member in clients.items())
+        known = all(each in roster and leaf.since <= self._since for each, leaf in clients.items())
         return known and roster.serves(clients)
 
     def _check_count(self, clients: Sequence[str], failures: Mapping[str, ClientFailure]) -> None:
@@ -265,47 +275,51 @@ class Masks:
 
         is_enough: whether the other answers are not needed; they have a short while to come.
         """
-        members = {each: self._members.of(uuid.UUID(each)) for each in asked}
-        self._steps += 1
-        task = Task(Job(self._members.run, self._steps, "secure"), {}, {}, secure={"step": step})
-        own = {members[each]: {"secure": {**task.secure, "session": self._session, **asked[each]}} for each in asked}
-
-        def values(client: str, content: Any) -> T:
-            if not isinstance(content, Answered):
-                raise InvalidUpdate(f"a {type(content).__name__}; expected an Answered")
-            return read(client, content.values)
-
-        what, limit = f"the step {step!r}", self.options.step
-        return gather(self._members, task, members, limit, what, values, own=own, is_enough=is_enough)
+        return self.leaves.ask(step, self._session, asked, read, self.options.step, is_enough)
 
 
-class MaskedRound(Round[Any]):
-    """A round whose answers are vectors under masks. summing: None before the clients were asked.
+class SummedRound(Round[Any]):
+    """A round whose answers are vectors under masks, of which the sum is taken. summing: None before it asks."""
+
+    def __init__(self, leaves: Leaves, summing: Summing | None, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._leaves = leaves
+        self.summing = summing
+
+    def add(self, member: uuid.UUID, content: Masked | Subtotal) -> None:
+        """Add a client's vector to the sum, or the sum of a relay. Raises InvalidUpdate."""
+        assert self.summing is not None
+        self._leaves.add(self.summing, str(member), content)
+
+
+class MaskedRound(SummedRound):
+    """A round whose sum is opened here.
 
     clipping: of the updates, with noise in their sum; None: there is none.
     """
 
     def __init__(self, masks: Masks, clipping: Clipping | None, *arguments: Any) -> None:
-        super().__init__(*arguments)
+        super().__init__(masks.leaves, None, *arguments)
         self._masks = masks
         self._clipping = clipping
-        self.summing: Summing | None = None
 
     def _ask(self, task: Task, clients: Collection[Member]) -> None:
         try:
             most = self._strategy.examples(LARGEST)
             task, self.summing, failures = self._masks.begin(task, clients, self.rule.needed, most, self._clipping)
         except Void as void:
-            failures = dict.fromkeys(clients, ClientFailure(FailureKind.VOID, str(void)))
-        for member, failure in failures.items():
+            failures = {str(each.id): ClientFailure(FailureKind.VOID, str(void)) for each in clients}
+        asked = [] if self.summing is None else self._leaves.carriers(self.summing.terms.clients)
+        none = ClientFailure(FailureKind.VOID, "none of its clients takes part in this round")
+        for member in dict.fromkeys(clients).keys() - set(asked):
             self.answers.ask(member.id, is_regular=member in self._regular)
-            self._fail(member, failure)
-        super()._ask(task, [each for each in clients if each not in failures])
-
-    def add(self, client: uuid.UUID, masked: Masked) -> None:
-        """Add a client's vector to the sum. Raises InvalidUpdate."""
-        assert self.summing is not None
-        self.summing.add(str(client), masked)
+            self._fail(member, failures.get(str(member.id), none))
+        own, found = {str(each.id) for each in clients}, self._leaves.found
+        for client, failure in failures.items():
+            if client not in own and self.answers.fail(uuid.UUID(client), failure):  # it is behind a relay
+                name = found[client].name if client in found else ""
+                log.warning("%s: left out: %s", title(uuid.UUID(client), name), failure)
+        super()._ask(task, asked)
 
     def open(self, start: Model) -> Summed:
         """Return what the sum says. Raises InvalidUpdate."""

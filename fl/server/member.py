@@ -87,6 +87,7 @@ class MemberSession:
     ahead: float | None = None  # seconds by which its clock was ahead of the server's; None: it has not said
     check: float = 0.0  # seconds that the training of its check took, before it joined; 0: it has made none
     is_visitor: bool = False  # it only looks, and gets no task
+    is_relay: bool = False  # it answers for clients of its own
     waits_for_description: bool = False  # it is a relay, and has not been told what tasks are like
     wants_final: bool = False  # it wants the last model
     is_leaving: bool = False  # it has said that it leaves
@@ -102,7 +103,7 @@ class Asked:
     job: Job
     until: float  # when its time limit ends, by time.monotonic()
     is_first: bool  # this server's first task for the client
-    attempt: tuple[Any, Any] = (None, None)  # under masks: session and number of the vectors that fit
+    attempt: tuple[Any, Any] = (None, None)  # under masks: session and number of the vectors that fit; else of None
     has_offered_again: bool = False  # in this session
 
 

@@ -36,6 +36,7 @@ from fl.messages import (
 )
 from fl.properties import ClientInfo, Properties
 from fl.report import ClientFailure, FailureKind
+from fl.secure.summing import attempt_of
 from fl.server.admission import Admission, Sending
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.federation import config_or_failure
@@ -80,7 +81,6 @@ class Members:
     bounds:   of the updates that may be on their way at once, and of one message.
     relays:   which clients may answer for others: by name or id; True: any.
     config_of: returns what a client's task of a round has in its config besides the task's own; None: nothing.
-    masked:   whether clients send vectors under masks only.
     """
 
     def __init__(
@@ -95,11 +95,8 @@ class Members:
         describe: Callable[[ClientInfo], Description],
         relays: bool | Collection[str],
         config_of: Callable[[ClientInfo, int], Mapping[str, Any]] | None,
-        masked: bool = False,
     ) -> None:
         self.run = run
-        content = dict.fromkeys(_CONTENT, Masked) if masked else _CONTENT
-        self._content: Mapping[Purpose, type[Content | Secured]] = {**content, "secure": Answered}
         self._grace = grace
         self._bounds = bounds
         self._callbacks = callbacks
@@ -516,6 +513,7 @@ class Members:
             member.session.is_visitor = True
             member.left, member.changed = "it is a relay, and not among the server's `relays`", time.time()
             log.warning("%s: gets no task: %s", member, member.left)
+        member.session.is_relay = True
         member.session.waits_for_description = True
         self._describe_to_relays((member,))
 
@@ -598,18 +596,20 @@ class Members:
         now = time.monotonic()
         member.replied = job, member.replies(job) + 1
         owed = member.settle(job, now)
-        if isinstance(content, Masked) and self._is_of_before(member, job, content):
+        if isinstance(content, Masked | Subtotal) and self._is_of_before(member, job, content):
             return owed is not None
         size = content.nbytes if isinstance(content, _LARGE) else 0
         allowed = owed.allowed if owed else 0
+        is_masked = member.task is not None and member.task.attempt != (None, None)
+        expected = Masked if is_masked else _CONTENT[job.purpose]
         answer: Content | Secured | Subtotal | ClientFailure
         if isinstance(content, str):
             answer = ClientFailure(FailureKind.FAILED, content)
         elif isinstance(content, Subtotal) and not self._may_relay(member):
             wrong = "it answers for others, and is not among this server's relays; expected its own answer"
             answer = ClientFailure(FailureKind.INVALID, wrong)
-        elif not isinstance(content, (self._content[job.purpose], Subtotal, Skip)):
-            wrong = f"it answered with {type(content).__name__}; expected {self._content[job.purpose].__name__}"
+        elif not isinstance(content, (expected, Subtotal, Skip)):
+            wrong = f"it answered with {type(content).__name__}; expected {expected.__name__}"
             answer = ClientFailure(FailureKind.INVALID, wrong)
         elif size > allowed:
             wrong = f"it sent {size} bytes, and might send {allowed}; expected an offer first"
@@ -627,9 +627,10 @@ class Members:
                 self._admission.arrive(member, size, now)
         return not isinstance(content, Subtotal) or self._may_relay(member)
 
-    def _is_of_before(self, member: Member, job: Job, masked: Masked) -> bool:
+    def _is_of_before(self, member: Member, job: Job, content: Masked | Subtotal) -> bool:
         """Return whether a vector is for an attempt before the present one of the same round. Frees its place then."""
-        if member.task is None or not member.has(job) or (masked.session, masked.number) == member.task.attempt:
+        attempt = attempt_of(content)
+        if member.task is None or not member.has(job) or attempt in (None, member.task.attempt):
             return False
         if not any(each.job == job for each in member.owed):  # it owes one only: this is the present one, and wrong
             return False

@@ -144,7 +144,7 @@ class Round(Generic[Measured]):
         self._members.settle(member, MemberEvent.COUNT if failure is None else MemberEvent.FAIL)
 
     def _has_update(self, content: Masked | Subtotal) -> bool:
-        return bool(content.folded) if isinstance(content, Subtotal) else self._task.job.purpose == "train"
+        return self._task.job.purpose == "train" and (isinstance(content, Masked) or bool(content.folded))
 
     def _good(
         self, member: Member, job: Job, content: Content | Secured | Subtotal | ClientFailure

@@ -42,7 +42,7 @@ from fl.server.checkpoint import restored
 from fl.server.encrypted import EncryptedSum
 from fl.server.federation import Federation, Void
 from fl.server.limits import limits
-from fl.server.masked import MaskedRound, Masks
+from fl.server.masked import MaskedRound, Masks, SummedRound
 from fl.server.member import Member
 from fl.server.members import Members
 from fl.server.patience import Patience
@@ -102,6 +102,8 @@ class Server:
     callbacks:    objects that are called as rounds go on.
     """
 
+    _carries_masks = False  # it is the server of a relay, whose clients may answer under masks
+
     def __init__(
         self,
         model: Model,
@@ -158,7 +160,6 @@ class Server:
                 federation.privacy.check_population(min_clients, "Server.min_clients")
             check_secure(
                 *(masks, federation.strategy, federation.model, federation.roles, config),
-                relays=bool(relays),
                 with_noise=privacy is not None,
             )
             check_homomorphic(
@@ -170,8 +171,14 @@ class Server:
             self._encrypted = encrypted = (
                 federation.aggregation if isinstance(federation.aggregation, EncryptedSum) else None
             )
-            size = 0 if encrypted is None else encrypted.nbytes
-            bounds = limits(federation.model, memory_limit, relays=bool(relays), vector=vector, encrypted=size)
+            bounds = limits(
+                federation.model,
+                memory_limit,
+                relays=bool(relays),
+                vector=vector,
+                encrypted=0 if encrypted is None else encrypted.nbytes,
+                carries_masks=self._carries_masks,
+            )
             self._members = Members(
                 bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,
@@ -182,7 +189,6 @@ class Server:
                 describe=self._description,
                 relays=relays,
                 config_of=federation.config_of,
-                masked=masks is not None,
             )
             prove = None if masks is None else certified(options or netq.CommunicatorOptions())[1]
             self._masks = None if masks is None else Masks(masks, self._members, prove)
@@ -335,8 +341,8 @@ class Server:
         federation = self._federation
         for update in training:
             with training.counting(update):
-                if isinstance(training, MaskedRound):
-                    training.add(update.client, cast(Masked, update.content))
+                if isinstance(training, SummedRound):
+                    training.add(update.client, cast(Masked | Subtotal, update.content))
                 else:
                     federation.aggregation.take(federation.model, update.content, update.client, update.staleness)
 

@@ -22,6 +22,7 @@ from fl.server.gather import gather
 from fl.server.masked import Masks
 from fl.server.member import Member
 from fl.server.members import Members
+from fl.subtotal import Subtotal
 
 log = logging.getLogger("netq.fl")
 
@@ -59,11 +60,12 @@ class Survey:
         try:
             if self._masks is not None:
                 asked = self._begin(self._masks, asked)
-            read = self._add if self._summing is None else self._add_masked
+            read = self._add if self._masks is None else self._add_masked
             _, failed = gather(self._members, self._task, asked, limit, _WHAT, read, own={})
             self._failures |= failed
             if self._masks is not None and self._summing is not None:
                 total = self._masks.open(self._summing, {})
+                self._present = self._summing.present
                 self._total = self._query.checked(total, len(self._present))
         except (Void, InvalidUpdate) as error:
             void = ClientFailure(FailureKind.VOID, f"there is no sum under masks: {error}")
@@ -72,10 +74,10 @@ class Survey:
         return self._report(least)
 
     def _begin(self, masks: Masks, asked: dict[str, Member]) -> dict[str, Member]:
-        """Have clients share masks. Return those that do. Raises Void."""
+        """Have clients share masks. Return those that do, or relays of some. Raises Void."""
         self._task, self._summing, failed = masks.begin(self._task, [*asked.values()], self._needed, 1, None)
-        self._failures |= {str(member.id): failure for member, failure in failed.items()}
-        return {client: member for client, member in asked.items() if member not in failed}
+        self._failures |= failed
+        return {str(member.id): member for member in masks.leaves.carriers(self._summing.terms.clients)}
 
     def _add(self, client: str, content: Any) -> None:
         """Add what a client gives. Raises InvalidUpdate, with nothing changed, for numbers that no client can have."""
@@ -89,11 +91,13 @@ class Survey:
             self._withheld[client] = withheld
 
     def _add_masked(self, client: str, content: Any) -> None:
+        assert self._masks is not None
         assert self._summing is not None
-        if not isinstance(content, Masked):
+        if not isinstance(content, Masked | Subtotal):
             raise InvalidUpdate(f"a {type(content).__name__}; expected a Masked")
-        self._summing.add(client, content)
-        self._present.append(client)
+        if isinstance(content, Subtotal):
+            self._failures |= {str(each): failure for each, failure in content.failures.items()}
+        self._masks.leaves.add(self._summing, client, content)
 
     def _report(self, least: int) -> StatisticsReport:
         ids = {client: uuid.UUID(client) for client in [*self._present, *self._failures]}

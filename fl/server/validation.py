@@ -69,7 +69,6 @@ def check_secure(
     roles: Roles,
     config: object,
     *,
-    relays: bool,
     with_noise: bool,
 ) -> None:
     """Raise InvalidOption unless updates for this strategy, and of this model, can be summed under masks.
@@ -94,7 +93,6 @@ def check_secure(
         ),
         f"{name} has no bound of the examples of a client; expected max_examples, as in {name}(max_examples=10_000), "
         'or "equal" if all clients are to weigh the same': (strategy.examples(LARGEST) == LARGEST and not with_noise),
-        "vectors under masks do not pass relays; expected relays=False": relays,
         "the config is a function, and a client whose task is another than those of all has no masks in common with "
         "them; expected a dict": callable(config),
     }

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,6 @@ import fl
 import fl.membership
 import fl.relay.relay
 import netq
-from fl.envelope import Job
-from fl.messages import Task
-from fl.relay.below import Below
 from fl.server.dispatcher import TaskDispatcher
 from netq.testing.fixtures import LIMIT
 from netq.testing.log import LogRecorder
@@ -342,13 +338,6 @@ def test_a_relay_that_starts_after_the_end_tells_its_clients() -> None:
         assert final is not None
         assert final["w"].shape == (40, 30)
         run.result(LIMIT)
-
-
-@pytest.mark.parametrize(("purpose", "secure"), [("secure", {"step": "keys"}), ("train", {"number": 1})])
-def test_a_relay_takes_no_part_in_secure_aggregation(purpose: Any, secure: dict[str, Any]) -> None:
-    relay: Any = SimpleNamespace()
-    with pytest.raises(fl.InvalidUpdate, match="a relay takes no part in secure aggregation"):
-        Below.do(relay, Task(Job(1, 1, purpose), {}, {}, secure=secure), 0.0, lambda: False)
 
 
 def test_clients_answer_a_relay_that_was_started_again_in_the_round() -> None:

@@ -17,7 +17,7 @@ HERE = netq.NetworkLocation("127.0.0.1", 0)
 Shape = Sequence[Any]  # a number is a client, a list a relay with what is below it
 
 
-class _Listens(fl.Callback):
+class Listens(fl.Callback):
     """Says where a relay listens."""
 
     def __init__(self, place: Future[netq.NetworkLocation]) -> None:
@@ -32,6 +32,7 @@ class Tree:
 
     strategy: makes the strategy of the server and of each relay.
     train:    makes a client's function of its number.
+    client:   makes the other arguments of a client of its number.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class Tree:
         strategy: Callable[[], fl.Strategy] = fl.FedAvg,
         evaluate: Callable[[int], Any] | None = None,
         relay: dict[str, Any] | None = None,
+        client: Callable[[int], dict[str, Any]] = lambda number: {},
         **settings: Any,
     ) -> None:
         self._train, self._evaluate, self._strategy, self._of_relay = train, evaluate, strategy, relay or {}
+        self._of_client = client
         settings = {"min_clients": len(shape), "relays": True, "evaluate": evaluate is not None, **settings}
         self.server = fl.Server(model or zeros(), at(HERE), strategy=strategy(), **settings)
         self.relays: list[fl.Relay] = []
@@ -57,7 +60,8 @@ class Tree:
         for each in shape:
             if isinstance(each, int):
                 function = self._evaluate(each) if self._evaluate else None
-                self.start(self._client, fl.Client(self._train(each), function, name=f"c{each}"), each, parent)
+                client = fl.Client(self._train(each), function, name=f"c{each}", **self._of_client(each))
+                self.start(self._client, client, each, parent)
             else:
                 number = len(self.relays)
                 self.relays.append(None)  # type: ignore[arg-type]  # until the parent has an address
@@ -74,7 +78,7 @@ class Tree:
 
     def _relay(self, number: int, children: int, parent: Callable[[], netq.NetworkLocation]) -> None:
         options = {"relays": True, "min_clients": children, "strategy": self._strategy(), **self._of_relay}
-        options["callbacks"] = [_Listens(self._places[number])]
+        options["callbacks"] = [Listens(self._places[number])]
         self.relays[number] = relay = fl.Relay(at(parent()), at(HERE), name=f"r{number}", **options)
         relay.run()
 

@@ -81,7 +81,7 @@ class Circle:
         task = Task(Job(1, self._round, "train"), self.model, {}, **fields)
         members = [self._members.of(uuid.UUID(each)) for each in self.ids]
         task, summing, failures = self.masks.begin(task, members, needed, most, self.clipping)
-        return task, summing, {str(member.id): str(failure) for member, failure in failures.items()}
+        return task, summing, {client: str(failure) for client, failure in failures.items()}
 
     def update(self, client: str, task: Task) -> Masked:
         """Return what a client sends."""

@@ -45,6 +45,9 @@ def test_bounds_with_a_limit() -> None:
 def test_bounds_with_vectors_under_masks() -> None:
     """A vector has 4 bytes for a number, 8 for a bool; the sum of all is there while one arrives."""
     assert limits(model(10), None, vector=80 * MB)[:2] == (140 * MB, 100 * MB)
+    assert limits(model(10), None, vector=80 * MB, relays=True)[1::3] == (140 * MB, 120 + 2**15)
+    assert limits(model(10), None, carries_masks=True)[1::3] == (60 * MB, 120)
+    assert limits(model(10), None, carries_masks=True, relays=True)[1::3] == (220 * MB, 120 + 2**15)
     assert limits(model(10), 190 * MB, vector=80 * MB)[:2] == (100 * MB, 100 * MB)
     assert limits(model(10), 60 * MB, vector=5 * MB)[:2] == (40 * MB, 25 * MB)
     with pytest.raises(netq.InvalidOption, match="190000000 bytes, the model, two vectors under masks, and their shar"):

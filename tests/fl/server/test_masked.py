@@ -270,7 +270,6 @@ def test_clients_with_compression_of_their_own_are_told() -> None:
         ({"strategy": fl.FedAvg()}, "no bound of the examples of a client; expected max_examples"),
         ({"strategy": fl.FedAvg(max_examples=9, compression="int8")}, "cannot be packed"),
         ({"strategy": fl.FedAvg(max_examples=9, staleness="hinge(10, 4)")}, "masks fit those of one round only"),
-        ({"strategy": fl.FedAvg(max_examples=9), "relays": True}, "do not pass relays"),
         ({"secure": True}, "expected an object, as in fl.SecureAggregation"),
     ],
 )
