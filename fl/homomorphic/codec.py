@@ -133,8 +133,9 @@ def decrypt(key: Key, ciphertexts: Any, header: Header) -> dict[str, NDArray[Any
         raise InvalidUpdate(f"the model is encrypted for the key {header.key[:32]!r}, and this client has {key.key}")
     if not 0 < header.weight <= key.parameters.range:
         raise InvalidUpdate(f"the sum of {header.weight} examples; expected 1 or more, within the parameters' range")
-    values = np.empty(count(key, specs) * slots)
-    for at, ciphertext in enumerate(split(key, ciphertexts, specs)):
+    parts = list(split(key, ciphertexts, specs))  # first: a header may say anything
+    values = np.empty(len(parts) * slots)
+    for at, ciphertext in enumerate(parts):
         values[at * slots : (at + 1) * slots] = key.decrypt(ciphertext)
     values /= header.weight
     if not abs(values[0] - 1) < _TOLERANCE:

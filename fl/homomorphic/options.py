@@ -147,12 +147,15 @@ class KeyFile:
             found["secret"] = base64.b64encode(self.secret).decode()
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if self.secret else 0o644)
+            try:
+                with open(fd, "w", encoding="ascii") as file:
+                    file.write(json.dumps(found) + "\n")
+            except OSError:
+                path.unlink()
+                raise
         except OSError as error:
-            raise InvalidOption(
-                f"{path}: cannot be written ({error.strerror}); expected the name of a new file"
-            ) from None
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(json.dumps(found) + "\n")
+            form = "the name of a new file, on a disk with room"
+            raise InvalidOption(f"{path}: cannot be written ({error.strerror}); expected {form}") from None
 
 
 def _name_of(secret: bytes) -> str:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from fl.compression.packed import Packed
+from fl.envelope import Job
 from fl.errors import InvalidUpdate
 from fl.homomorphic.client import Encrypting
 from fl.homomorphic.codec import CIPHERTEXTS, HEADER, Header
 from fl.messages import Report, Update, with_fields
+from fl.tensors.spec import Spec
 from tests.fl.homomorphic.keys import Circle, files, payload, with_payload
 
 RANDOM = np.random.default_rng(7)
@@ -142,6 +144,24 @@ def test_a_client_refuses_a_header_that_is_none(header: bytes) -> None:
     model = {CIPHERTEXTS: np.zeros(3, np.uint8), HEADER: np.frombuffer(header, np.uint8)}
     with pytest.raises(InvalidUpdate, match="the header of a model of ciphertexts cannot be read"):
         Circle(FEW).client.model(model)
+
+
+def test_a_header_of_a_huge_model_takes_no_memory() -> None:
+    circle = Circle(FEW)
+    circle.fold(circle.update(FEW, 5))
+    circle.opened()
+    specs = {"w": Spec((10**7, 10**6), "float32", None)}
+    header = Header.load(circle.model[HEADER])._replace(specs=specs)
+    with pytest.raises(InvalidUpdate, match="bytes of ciphertexts; expected 4882812501 of this model"):
+        circle.client.model({**circle.model, HEADER: header.dump()})
+
+
+def test_a_client_gives_no_statistics_in_plain() -> None:
+    """A server may send the terms with any task."""
+    circle = Circle(FEW)
+    task = with_fields(circle.task, job=Job(1, 1, "statistics"))
+    with pytest.raises(InvalidUpdate, match="gives no statistics of its data"):
+        circle.client.begin(task)
 
 
 def test_the_server_refuses_updates_of_other_names() -> None:
