@@ -23,6 +23,7 @@ from edge.child import Child, ChildFailed
 from edge.config import Config
 from edge.group import Group
 from edge.machine import Machine
+from edge.masks import Masks
 from edge.record import Record
 from edge.supervisor import Supervisor
 from edge.tasks import check_size, described_size
@@ -63,6 +64,7 @@ def check(config: Config, work: Work, group: Group, *, train: bool = True) -> bo
     group: of the training's processes.
     train: whether to do a task.
     """
+    Masks(config.secure, config.options(), work.reading).check()
     child = child_of(config, work, Supervisor(), group)
     try:
         _functions(work, child)

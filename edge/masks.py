@@ -1,5 +1,5 @@
-"""The agent's part in secure aggregation and homomorphic encryption: the keys are in its process, so that the training
-cannot reach them.
+"""The agent's part in secure aggregation and homomorphic encryption: the keys are in its process, and not in that of
+the training. That runs as the same user, though, and can read the file of a homomorphic key.
 
 Imports numpy and cryptography when a server asks for it first, and numpy and TenSEAL if the device has a key. Does not
 import torch.

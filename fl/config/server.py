@@ -210,7 +210,7 @@ def _simulated(path: Path | None) -> Path | None:
 def load_flower(path: str | Path) -> tuple[CommunicatorOptions, Protocol, dict[str, Any]]:
     """Read the file of a server of Flower apps: its connection, and arguments for masks. Raises InvalidOption."""
     file = File(Path(path), "the server's TOML file")
-    secure = (*(KEYS["secure"] or ()), "max_examples")
+    secure = (*(option.name for option in fields(fl.SecureAggregation)), "max_examples")
     file.check_names({**CONNECTION, "server": ("host", "port", "protocol", "proxy"), "secure": secure})
     protocol = file.choice("server", "protocol", Protocol.TCP)
     return file.communicator(netloc(file), protocol), protocol, _masks(file) if "secure" in file.tables else {}

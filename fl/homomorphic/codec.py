@@ -78,7 +78,7 @@ def encrypt(key: Key, model: Model, specs: Mapping[str, Spec], examples: int, cl
     """
     most = key.parameters.range / clients
     if examples > most:
-        raise InvalidUpdate(_beyond("the number of examples", examples, most))
+        raise InvalidUpdate(_beyond(f"the number of {examples} examples", most))
     vectors, scratch = {False: [np.array([float(examples)])], True: [np.empty(0)]}, Scratch()
     for name, source in sources(model, specs):
         is_exact = source.spec.is_exact
@@ -88,11 +88,10 @@ def encrypt(key: Key, model: Model, specs: Mapping[str, Spec], examples: int, cl
         largest = float(np.abs(values).max(initial=0.0))
         if largest > LARGEST[is_exact]:
             raise InvalidUpdate(
-                f"{name!r} holds {largest:.3g}, whose neighbours in a ciphertext would lose digits; expected "
-                f"{LARGEST[is_exact]:.3g} at most"
+                f"{name!r} holds more than {LARGEST[is_exact]:.3g}, whose neighbours in a ciphertext would lose digits"
             )
         if largest * examples > most:
-            raise InvalidUpdate(_beyond(f"{name!r} times {examples} examples", largest * examples, most))
+            raise InvalidUpdate(_beyond(f"{name!r} times {examples} examples", most))
         vectors[is_exact].append(values * examples)
     slots, found = key.parameters.slots, bytearray()
     for parts in vectors.values():
@@ -133,14 +132,15 @@ def decrypt(key: Key, ciphertexts: Any, header: Header) -> dict[str, NDArray[Any
         raise InvalidUpdate(f"the model is encrypted for the key {header.key[:32]!r}, and this client has {key.key}")
     if not 0 < header.weight <= key.parameters.range:
         raise InvalidUpdate(f"the sum of {header.weight} examples; expected 1 or more, within the parameters' range")
-    values = np.empty(count(key, specs) * slots)
-    for at, ciphertext in enumerate(split(key, ciphertexts, specs)):
+    parts = list(split(key, ciphertexts, specs))  # first: a header may say anything
+    values = np.empty(len(parts) * slots)
+    for at, ciphertext in enumerate(parts):
         values[at * slots : (at + 1) * slots] = key.decrypt(ciphertext)
     values /= header.weight
     if not abs(values[0] - 1) < _TOLERANCE:
-        raise InvalidUpdate(
-            f"the sum of the weights is wrong by the factor {values[0]:.6g}: the server has another key's ciphertexts, "
-            "or has counted other examples than its clients"
+        raise InvalidUpdate(  # without the number: the server reads this, and has chosen what is decrypted
+            "the sum of the weights is wrong: the server has another key's ciphertexts, or has counted other examples "
+            "than its clients"
         )
     found, scratch = {}, Scratch()
     start = {False: 1, True: -(-_sizes(specs)[0] // slots) * slots}
@@ -158,8 +158,8 @@ def _sizes(specs: Mapping[str, Spec]) -> tuple[int, int]:
     return 1 + sum(spec.numbers for spec in specs.values()) - exact, exact
 
 
-def _beyond(what: str, found: float, most: float) -> str:
-    return (
-        f"{what}: {found:.3g} is beyond the parameters' range, which has {most:.3g} for each client; expected a "
+def _beyond(what: str, most: float) -> str:
+    return (  # without the value, which the server may not read
+        f"{what} is beyond the parameters' range, which has {most:.3g} for each client; expected a "
         'max_examples of the strategy, "equal" at best, or a key with other parameters'
     )

@@ -48,7 +48,8 @@ class Context:
         try:
             vector = _tenseal().ckks_vector_from(self._context, envelope)
             inner = vector.ciphertext()[0]
-            level = inner.size(), inner.coeff_modulus_size(), inner.scale, inner.is_ntt_form()
+            is_right = inner.is_ntt_form() and not inner.is_transparent()  # which SEAL refuses to add
+            level = inner.size(), inner.coeff_modulus_size(), inner.scale, is_right
         except (ValueError, RuntimeError, IndexError) as error:
             raise InvalidUpdate(f"it is no ciphertext of these parameters: {describe(error)}") from None
         if level != (2, len(self.parameters.moduli) - 1, 2.0**self.parameters.scale, True):

@@ -103,30 +103,28 @@ class KeyFile:
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, is_secret: bool) -> KeyFile:
         """Read a client's file, or a server's. Raises InvalidOption, which names the file."""
-        mine, other = (_KEY, _CONTEXT) if is_secret else (_CONTEXT, _KEY)
         whose = "the clients' file" if is_secret else "the server's file"
+
+        def wrong(why: str) -> InvalidOption:
+            return InvalidOption(f"{path}: {why}; expected {whose} of fl secure-key")
+
         try:
             with open(path, "rb") as file:
                 found = json.loads(file.read(_LARGEST_FILE))
         except OSError as error:
-            raise InvalidOption(
-                f"{path}: cannot be read ({error.strerror}); expected {whose} of fl secure-key"
-            ) from None
+            raise wrong(f"cannot be read ({error.strerror})") from None
         except (ValueError, RecursionError):
-            raise InvalidOption(f"{path}: is no JSON; expected {whose} of fl secure-key") from None
-        if not isinstance(found, dict) or found.get("format") not in (mine, other):
-            raise InvalidOption(f"{path}: is no file of a key; expected {whose} of fl secure-key")
+            raise wrong("is no JSON") from None
+        if not isinstance(found, dict) or found.get("format") not in (_KEY, _CONTEXT):
+            raise wrong("is no file of a key")
         if not is_secret and (found["format"] == _KEY or "secret" in found):
-            raise InvalidOption(
-                f"{path}: has the secret key, with which this server could read every update; expected the server's "
-                "file of fl secure-key: delete this one here"
-            )
-        if found["format"] != mine:
-            raise InvalidOption(f"{path}: is the server's file, without the secret key; expected {whose}")
+            raise wrong("has the secret key, with which this server could read every update: delete it here")
+        if is_secret and found["format"] == _CONTEXT:
+            raise wrong("is the server's file, without the secret key")
         try:
             return cls._of(found, is_secret)
         except (InvalidOption, KeyError, TypeError, ValueError) as error:
-            raise InvalidOption(f"{path}: is damaged: {error}; expected {whose} of fl secure-key") from None
+            raise wrong(f"is damaged: {error}") from None
 
     @classmethod
     def _of(cls, found: dict[str, Any], is_secret: bool) -> KeyFile:
@@ -147,12 +145,15 @@ class KeyFile:
             found["secret"] = base64.b64encode(self.secret).decode()
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if self.secret else 0o644)
+            try:
+                with open(fd, "w", encoding="ascii") as file:
+                    file.write(json.dumps(found) + "\n")
+            except OSError:
+                path.unlink()
+                raise
         except OSError as error:
-            raise InvalidOption(
-                f"{path}: cannot be written ({error.strerror}); expected the name of a new file"
-            ) from None
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(json.dumps(found) + "\n")
+            form = "the name of a new file, on a disk with room"
+            raise InvalidOption(f"{path}: cannot be written ({error.strerror}); expected {form}") from None
 
 
 def _name_of(secret: bytes) -> str:

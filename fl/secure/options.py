@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fl.errors import InvalidUpdate
+from netq.errors import InvalidOption
 from netq.validate import expect, flag, is_number, is_whole
 
 MAX_METRICS = 100  # names
@@ -68,7 +69,8 @@ class SecurePolicy:
     noise_multiplier: the least noise that the clients add to a sum (fl.DifferentialPrivacy). Above 0, `required` is
                  True. 0: a sum may have none.
     key:         file of the clients' key of homomorphic encryption (fl secure-key). With one, `required` is True, and
-                 the client takes part in such federations only. Empty: it has none.
+                 the client takes part in such federations only, which have no noise, certificates or `min_clients`.
+                 Empty: it has none.
     certificates: whether it takes part only where certificates prove the keys of the others: without, a server could
                  give it keys of its own. Its options need key, certificate and authority then, and `required` is True.
     """
@@ -88,6 +90,9 @@ class SecurePolicy:
         expect(right, "SecurePolicy.noise_multiplier", self.noise_multiplier, "0 or more, as in 1.0")
         right = isinstance(self.key, str | os.PathLike)
         expect(right, "SecurePolicy.key", self.key, 'a path, as in "clients.key"')
+        if self.key and (self.certificates or self.noise_multiplier > 0):
+            name = "certificates" if self.certificates else "noise_multiplier"
+            raise InvalidOption(f"SecurePolicy.{name}: is of masks, and `key` of homomorphic encryption; leave one out")
         required = self.required or self.certificates or self.noise_multiplier > 0 or bool(self.key)
         object.__setattr__(self, "required", required)
 

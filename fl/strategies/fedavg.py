@@ -42,8 +42,9 @@ class FedAvg(MeanStrategy):
 
     @property
     def is_mean(self) -> bool:
-        """Whether the next model is the weighted mean of the updates, and nothing more."""
-        return self.takes_means and self._optimizer is None and type(self).finish is FedAvg.finish
+        """Whether the next model is the mean of the updates by the examples that clients know, and nothing more."""
+        is_own = type(self).finish is FedAvg.finish and type(self).examples is FedAvg.examples
+        return is_own and self.takes_means and self._optimizer is None
 
     def partial(self) -> dict[str, Any]:
         """Return the mean of what was folded, and its weight."""

@@ -431,6 +431,11 @@ def test_serve_warns_that_it_drops_the_model(tmp_path: Path) -> None:
             kept = [line for line in text.splitlines() if line.split("=")[0].strip() not in lines]
             config.write_text("\n".join(kept))
             assert (dropped in call("serve", str(config)).stderr) is (len(lines) == 2)
+        (tmp_path / "server.context").touch()  # which is read after the warning
+        plain = ("save", "checkpoint", "measure")
+        kept = [line for line in text.splitlines() if line.split("=")[0].strip() not in plain]
+        config.write_text("\n".join([*kept, "[secure]", 'context = "server.context"']))
+        assert "dropped; to keep it set server.checkpoint\n" in call("serve", str(config)).stderr
 
 
 @pytest.mark.parametrize("progress", ["false", "true"])

@@ -12,10 +12,12 @@ import pytest
 import edge
 import fl
 import netq
+from edge.check import check
+from edge.group import Group
 from edge.masks import Masks
 from edge.tasks import TrainingTasks
-from edge.work import _reading
-from fl.config.server import Config
+from edge.work import _reading, federation
+from fl.config.server import Config, load_flower
 from fl.envelope import Finished
 from fl.envelope import Task as Envelope
 from fl.homomorphic.codec import CIPHERTEXTS, HEADER
@@ -36,6 +38,13 @@ class Shrinks(fl.FedAvg):
 
     def finish(self, model: Any, *, number: int) -> Any:
         return {name: tensor / 2 for name, tensor in super().finish(model, number=number).items()}
+
+
+class Roots(fl.FedAvg):
+    """Weighs by numbers that the clients do not know."""
+
+    def examples(self, claimed: int) -> int:
+        return int(claimed**0.5)
 
 
 def client(
@@ -139,6 +148,7 @@ def test_a_server_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     [
         ({"strategy": fl.FedAdam()}, "FedAdam does more than the mean"),
         ({"strategy": Shrinks()}, "Shrinks does more than the mean"),
+        ({"strategy": Roots()}, "Roots does more than the mean"),
         ({"strategy": fl.FedMedian()}, "FedMedian does more than the mean"),
         ({"strategy": fl.FedBuff(size=3)}, "FedBuff does more than the mean"),
         ({"strategy": fl.FedAvg(compression="int8")}, "compression int8; ciphertexts cannot be packed"),
@@ -175,7 +185,7 @@ def test_a_client_whose_numbers_are_too_large_is_told() -> None:
         client(federation, C, gives(float("nan")))
         report = federation.round(3)
     assert report.clients == (A,)
-    assert "'w' times 1000000 examples: 1e+09 is beyond the parameters' range" in reasons(report)[B]
+    assert "'w' times 1000000 examples is beyond the parameters' range" in reasons(report)[B]
     assert "'w' holds NaN or infinity" in reasons(report)[C]
 
 
@@ -202,6 +212,13 @@ def test_the_file_of_a_server(tmp_path: Path) -> None:
         path.write_text(wrong)
         with pytest.raises(InvalidOption, match=why):
             Config.load(path)
+
+
+def test_the_file_of_a_server_of_flower_has_masks_only(tmp_path: Path) -> None:
+    path = tmp_path / "flower.toml"
+    path.write_text('[server]\nhost = "a"\nport = 1\n[secure]\nmax_examples = "equal"\ncontext = "server.context"\n')
+    with pytest.raises(InvalidOption, match=r"secure\.context: no such key"):
+        load_flower(path)
 
 
 # Devices: the agent has the key, and its child trains as always
@@ -267,5 +284,8 @@ def test_the_file_of_a_device(tmp_path: Path) -> None:
 
 
 def test_an_agent_whose_file_has_no_key_does_not_begin(tmp_path: Path) -> None:
-    with server(secure=SECURE) as aggregator, pytest.raises(InvalidOption, match="is the server's file, without"):
-        edge.run(config(aggregator, secure=fl.SecurePolicy(key=CONTEXT)))
+    with server(secure=SECURE) as aggregator:
+        made = config(aggregator, secure=fl.SecurePolicy(key=CONTEXT))
+        for function in (edge.run, lambda config: check(config, federation(config), Group())):
+            with pytest.raises(InvalidOption, match="is the server's file, without"):
+                function(made)

@@ -94,3 +94,17 @@ def test_a_ciphertext_of_a_product_is_refused() -> None:
     found = key.dump(shorter)
     with pytest.raises(InvalidUpdate, match="it is no fresh ciphertext"):
         circle.fold(with_payload(update, struct.pack("<I", len(found)) + found))
+
+
+def test_a_ciphertext_that_anyone_reads_is_refused() -> None:
+    """SEAL refuses a sum that is one, so that another update could not be taken out of the sum again."""
+    zstandard = pytest.importorskip("zstandard")
+    circle = Circle(FEW)
+    update = circle.update(FEW, 1)
+    [good] = split(circle.sum._context, payload(update), circle.sum._header.specs)
+    whole = zstandard.ZstdDecompressor().decompressobj().decompress(bytes(good[16:]))
+    half = circle.sum._context.memory // 2
+    plain = whole[:-half] + bytes(half)
+    found = bytes(good[:5]) + b"\0" + bytes(good[6:8]) + struct.pack("<Q", 16 + len(plain)) + plain
+    with pytest.raises(InvalidUpdate, match="it is no fresh ciphertext"):
+        circle.fold(with_payload(update, struct.pack("<I", len(found)) + found))

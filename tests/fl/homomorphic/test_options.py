@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import stat
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import fl
 from fl.homomorphic.context import Context, Key
 from fl.homomorphic.options import PARAMETERS, SECURE_BITS, KeyFile, Parameters
 from netq.errors import InvalidOption
@@ -50,6 +52,25 @@ def test_the_clients_file_is_for_its_owner_only() -> None:
     assert "secret" not in json.loads(context.read_text())
     with pytest.raises(InvalidOption, match=r"cannot be written \(File exists\)"):
         KeyFile.read(key, is_secret=True).write(key)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({"noise_multiplier": 1.0}, "noise_multiplier"), ({"certificates": True}, "certificates")]
+)
+def test_a_policy_promises_nothing_that_ciphertexts_have_not(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidOption, match=f"SecurePolicy.{name}: is of masks"):
+        fl.SecurePolicy(key="clients.key", **options)
+
+
+def test_a_disk_that_is_full_keeps_no_half_of_a_key(tmp_path: Path) -> None:
+    file, before = KeyFile.read(files()[0], is_secret=True), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(InvalidOption, match=r"clients.key: cannot be written \(File too large\)"):
+            file.write(tmp_path / "clients.key")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_server_refuses_a_secret_key() -> None:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from fl.compression.packed import Packed
+from fl.envelope import Job
 from fl.errors import InvalidUpdate
 from fl.homomorphic.client import Encrypting
-from fl.homomorphic.codec import CIPHERTEXTS, HEADER, Header
+from fl.homomorphic.codec import CIPHERTEXTS, HEADER, Header, join, split
 from fl.messages import Report, Update, with_fields
+from fl.tensors.spec import Spec
 from tests.fl.homomorphic.keys import Circle, files, payload, with_payload
 
 RANDOM = np.random.default_rng(7)
@@ -77,9 +79,9 @@ def test_reports_travel_as_they_are() -> None:
         ({"w": np.array([1, np.inf, 1], np.float32)}, 1, "'w' holds NaN or infinity"),
         ({"w": np.ones(4, np.float32)}, 1, r"'w' is float32 of shape \(4,\); expected float32 of shape \(3,\)"),
         ({"v": np.ones(3, np.float32)}, 1, "'w' is missing"),
-        ({"w": np.full(3, 2.0**21, np.float32)}, 1, "'w' holds 2.1e.06, whose neighbours in a ciphertext"),
-        ({"w": np.full(3, 1000, np.float32)}, 1400, "'w' times 1400 examples: 1.4e.06 is beyond the parameters' range"),
-        ({"w": np.full(3, 1, np.float32)}, 10**7, "the number of examples: 1e.07 is beyond"),
+        ({"w": np.full(3, 2.0**21, np.float32)}, 1, "'w' holds more than 1.05e.06, whose neighbours in a ciphertext"),
+        ({"w": np.full(3, 1000, np.float32)}, 1400, "'w' times 1400 examples is beyond the parameters' range"),
+        ({"w": np.full(3, 1, np.float32)}, 10**7, "the number of 10000000 examples is beyond"),
         ({"w": Packed("float32", (3,), "float32", 3, False, np.zeros(12, np.uint8))}, 1, "a compression of its own"),
     ],
     ids=["nan", "infinity", "shape", "name", "large", "range", "examples", "packed"],
@@ -112,7 +114,7 @@ def test_a_client_refuses_a_sum_of_other_weights() -> None:
     circle = Circle(FEW)
     circle.fold(circle.update(FEW, 5))
     circle.opened()
-    for weight, why in ((4, "wrong by the factor 1.25"), (0, "the sum of 0 examples"), (2**60, "the sum of")):
+    for weight, why in ((4, "the sum of the weights is wrong"), (0, "the sum of 0 examples"), (2**60, "the sum of")):
         header = Header.load(circle.model[HEADER])._replace(weight=weight)
         with pytest.raises(InvalidUpdate, match=why):
             circle.client.model({**circle.model, HEADER: header.dump()})
@@ -125,7 +127,7 @@ def test_a_client_refuses_a_model_of_another_key() -> None:
     with pytest.raises(InvalidUpdate, match="the model is encrypted for the key"):
         Encrypting(files(1)[0]).model(circle.model)
     forged = Header.load(circle.model[HEADER])._replace(key=Encrypting(files(1)[0])._key.key)
-    with pytest.raises(InvalidUpdate, match="the sum of the weights is wrong by the factor"):
+    with pytest.raises(InvalidUpdate, match="the sum of the weights is wrong"):
         Encrypting(files(1)[0]).model({**circle.model, HEADER: forged.dump()})
 
 
@@ -142,6 +144,41 @@ def test_a_client_refuses_a_header_that_is_none(header: bytes) -> None:
     model = {CIPHERTEXTS: np.zeros(3, np.uint8), HEADER: np.frombuffer(header, np.uint8)}
     with pytest.raises(InvalidUpdate, match="the header of a model of ciphertexts cannot be read"):
         Circle(FEW).client.model(model)
+
+
+def test_a_refusal_says_nothing_of_what_was_decrypted() -> None:
+    """A server that lies sends a part of one client's update as the weights, and reads the reason."""
+    model = {"w": np.full(3000, 0.28125, np.float32)}
+    circle = Circle(model)
+    _, part = split(circle.client._key, payload(circle.update(model, 1)), circle.sum._header.specs)
+    found = bytearray()
+    join(found, bytes(part))
+    header = Header(circle.client._key.key, 1, {"w": Spec((3,), "float32", None)}).dump()
+    with pytest.raises(InvalidUpdate, match="weights is wrong") as refused:
+        circle.client.model({CIPHERTEXTS: np.frombuffer(found, np.uint8), HEADER: header})
+    assert "0.28" not in str(refused.value)
+    client = circle.client.begin(with_fields(circle.task, secure=dict(circle.sum.terms(10**4))))
+    with pytest.raises(InvalidUpdate, match="'w' times 1 examples is beyond") as refused:
+        client.mask(Update({"w": model["w"] * np.float32(1e5)}, 1))
+    assert "2.81" not in str(refused.value)
+
+
+def test_a_header_of_a_huge_model_takes_no_memory() -> None:
+    circle = Circle(FEW)
+    circle.fold(circle.update(FEW, 5))
+    circle.opened()
+    specs = {"w": Spec((10**7, 10**6), "float32", None)}
+    header = Header.load(circle.model[HEADER])._replace(specs=specs)
+    with pytest.raises(InvalidUpdate, match="bytes of ciphertexts; expected 4882812501 of this model"):
+        circle.client.model({**circle.model, HEADER: header.dump()})
+
+
+def test_a_client_gives_no_statistics_in_plain() -> None:
+    """A server may send the terms with any task."""
+    circle = Circle(FEW)
+    task = with_fields(circle.task, job=Job(1, 1, "statistics"))
+    with pytest.raises(InvalidUpdate, match="gives no statistics of its data"):
+        circle.client.begin(task)
 
 
 def test_the_server_refuses_updates_of_other_names() -> None:
