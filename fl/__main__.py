@@ -50,7 +50,7 @@ from fl.errors import CheckpointError, InvalidUpdate
 from fl.homomorphic.client import Encrypting
 from fl.homomorphic.codec import HEADER
 from fl.homomorphic.context import new_key
-from fl.homomorphic.options import PARAMETERS
+from fl.homomorphic.options import PARAMETERS, Homomorphic
 from fl.server.checkpoint import load
 from fl.tensors import files
 from fl.tensors.spec import Model
@@ -415,8 +415,9 @@ def _load(path: Path) -> Config:
 
 def _serve(config: Config) -> None:
     if config.save is None and config.checkpoint is None:
-        text = "%s: the last model will be dropped; to keep it set model.save, as in %s, or server.checkpoint"
-        log.warning(text, config.path, 'save = "model.npz"')
+        is_encrypted = isinstance(config.settings.get("secure"), Homomorphic)
+        way = "" if is_encrypted else 'model.save, as in save = "model.npz", or '
+        log.warning("%s: the last model will be dropped; to keep it set %sserver.checkpoint", config.path, way)
     with ExitStack() as stack:
         server = stack.enter_context(config.server(_measured(config, stack)))
         path = config.checkpoint

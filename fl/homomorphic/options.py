@@ -122,7 +122,9 @@ class KeyFile:
                 "file of fl secure-key: delete this one here"
             )
         if found["format"] != mine:
-            raise InvalidOption(f"{path}: is the server's file, without the secret key; expected {whose}")
+            raise InvalidOption(
+                f"{path}: is the server's file, without the secret key; expected {whose} of fl secure-key"
+            )
         try:
             return cls._of(found, is_secret)
         except (InvalidOption, KeyError, TypeError, ValueError) as error:
