@@ -248,7 +248,7 @@ def _file_is_named(options: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except (InvalidOption, SecurityError) as error:
-        text = in_file_terms(error)
+        text = in_file_terms(error).replace("SecurePolicy.", "secure.", 1)
         file = open_file(options.config, _overrides(options))
         raise (InvalidOption(text) if text.startswith(("--", "$")) else file.wrong(text)) from error
 

@@ -416,8 +416,8 @@ def _load(path: Path) -> Config:
 def _serve(config: Config) -> None:
     if config.save is None and config.checkpoint is None:
         is_encrypted = isinstance(config.settings.get("secure"), Homomorphic)
-        how = "" if is_encrypted else 'model.save, as in save = "model.npz", or '
-        log.warning("%s: the last model will be dropped; to keep it set %sserver.checkpoint", config.path, how)
+        way = "" if is_encrypted else 'model.save, as in save = "model.npz", or '
+        log.warning("%s: the last model will be dropped; to keep it set %sserver.checkpoint", config.path, way)
     with ExitStack() as stack:
         server = stack.enter_context(config.server(_measured(config, stack)))
         path = config.checkpoint

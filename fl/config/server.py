@@ -41,6 +41,7 @@ _TABLES = {
     "server.privacy: ": "[privacy]: ",
     "server.secure: ": "[secure]: ",
     "DifferentialPrivacy.": "privacy.",
+    "Homomorphic.": "secure.",
     "SecureAggregation.": "secure.",
 }
 _SETTINGS = ("min_clients", "wait", *_PATIENCE, "evaluate", "memory_limit", "relays")

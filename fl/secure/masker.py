@@ -20,6 +20,7 @@ from fl.secure.options import SecurePolicy
 from fl.secure.pairs import check_available
 from fl.secure.participant import Masking, Participant
 from fl.tensors.spec import Model
+from netq.errors import InvalidOption
 from netq.options import CommunicatorOptions
 
 Protection: TypeAlias = Masking | Encrypting  # of the answer to a task
@@ -45,7 +46,10 @@ class Masker:
     def check(self) -> None:
         """Read the key of homomorphic encryption, if there is to be one. Call it first. Raises InvalidOption."""
         if self._policy.key and self._encrypting is None:
-            self._encrypting = Encrypting(self._policy.key)
+            try:
+                self._encrypting = Encrypting(self._policy.key)
+            except InvalidOption as error:
+                raise InvalidOption(f"SecurePolicy.key: {error}") from None
 
     def opened(self, model: Model) -> dict[str, Any]:
         """Return the last model of a federation, decrypted if need be. Raises InvalidUpdate."""

@@ -46,7 +46,7 @@ class SecureAggregation:
             expect(right, f"SecureAggregation.{name}", value, form)
         right = isinstance(self.metrics, list | tuple) and len(self.metrics) <= MAX_METRICS
         right = right and all(isinstance(each, str) for each in self.metrics)
-        form = f'{MAX_METRICS} names at most, as in ("loss", "accuracy")'
+        form = f'{MAX_METRICS} names at most, as in ["loss", "accuracy"]'
         expect(right, "SecureAggregation.metrics", self.metrics, form)
         object.__setattr__(self, "metrics", tuple(self.metrics))
 

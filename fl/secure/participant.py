@@ -97,7 +97,10 @@ class Participant:
         if list(terms.clients) != roster.picked(terms.clients) or self._client not in terms.clients:
             raise InvalidUpdate("the clients of the round are not some of its session, in order, with this one")
         if terms.least < self._least:
-            raise InvalidUpdate(f"the sum of {terms.least} clients at least; this client wants {self._least}")
+            raise InvalidUpdate(
+                f"the sum of {terms.least} clients at least; this client wants {self._least}: expected a server's "
+                "secure.min_clients of as many, or fewer in the policy of this client"
+            )
         noise = 0.0 if terms.clipping is None else terms.clipping.multiplier
         if noise < self._noise:
             raise InvalidUpdate(
@@ -177,7 +180,8 @@ class _SetUp:
         clients = list(asked["clients"])
         if len(set(clients)) < max(least, len(clients)):
             raise InvalidUpdate(
-                f"a session of {len(set(clients))} clients; this client wants {least} at least, each once"
+                f"a session of {len(set(clients))} clients; this client wants {least} at least, each once: wait for "
+                "more clients (the server's wait), or let its policy want fewer"
             )
         self._fingerprints = each_of(clients, asked["fingerprints"], "fingerprints")
         self._commitments = each_of(clients, asked["commitments"], "commitments")

@@ -33,7 +33,10 @@ class EncryptedSum(Aggregation):
 
     def __init__(self, options: Homomorphic, strategy: Strategy, model: Model, roles: Roles) -> None:
         super().__init__(strategy, {}, {})  # which sees no update
-        self._context = Context(KeyFile.read(options.context, is_secret=False))
+        try:
+            self._context = Context(KeyFile.read(options.context, is_secret=False))
+        except InvalidOption as error:
+            raise InvalidOption(f"Homomorphic.context: {error}") from None
         if HEADER in model:
             self._header = Header.load(model[HEADER])
         else:

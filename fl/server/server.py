@@ -153,9 +153,10 @@ class Server:
         self._surveys = 0  # questions for statistics
         try:
             if relays and not federation.aggregation.merges:
-                raise netq.InvalidOption(
-                    f"Server.relays: {not_through_relays(federation.strategy, privacy=privacy is not None)}"
-                )
+                why = not_through_relays(federation.strategy, privacy=privacy is not None)
+                if homomorphic is not None:
+                    why = "a relay adds no ciphertexts: connect the clients to the server itself"
+                raise netq.InvalidOption(f"Server.relays: {why}")
             if federation.privacy is not None:
                 federation.privacy.check_population(min_clients, "Server.min_clients")
             check_secure(
