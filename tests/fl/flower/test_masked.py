@@ -24,7 +24,7 @@ import fl.flower
 import netq
 from fl.aggregation.mean import WeightedMean
 from fl.flower import masked_rounds
-from fl.flower.masked import task_of
+from fl.flower.masked import task_of, update_of
 from fl.flower.messages import node_id
 from netq.security import certificates
 from netq.testing.log import LogRecorder
@@ -251,6 +251,12 @@ def test_a_reply_that_masks_do_not_cover_stays_at_the_node(change: Callable[[Any
     with federation([client, client, client, client, wrong]) as found:
         (bad,) = (reply for reply in ask(found.grid) if reply.has_error())
         assert why.replace("it has", "the reply has") in error_of(bad).reason
+
+
+@pytest.mark.parametrize("records", [[1], [["a", "metrics", [1]]], [["a", "metrics", [[["x"], 1]]]], [["a", "config"]]])
+def test_a_reply_of_no_records_is_refused(records: list[Any]) -> None:
+    with pytest.raises(fl.InvalidUpdate, match="the reply is not valid: "):
+        update_of({"type": "Reply", "content": records}, {})
 
 
 Messages = Callable[[fl.flower.Grid], list[Message]]
