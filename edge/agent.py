@@ -362,7 +362,8 @@ class Agent:
             return
         reply: Finished | str = Finished(task.job, message, size)
         if masking is not None:
-            reply = self._masks.masked(masking, task, message)
+            masked = self._masks.masked(masking, task, message)
+            reply = self._guard.reason(masked) if isinstance(masked, str) else masked
         if isinstance(reply, Finished):
             self._traffic.sent(reply.message.nbytes)
         conversation.reply(task, reply)

@@ -125,5 +125,5 @@ class Masks:
             content = reading.content(reply, masking)
             return content if isinstance(content, str) else reading.finished(task.job, masking.mask(content))
         except (InvalidUpdate, Unreadable) as error:
-            log.error("%s: no update: it cannot be put under masks, or encrypted: %s", task.title, error)
+            log.error("%s: no update: it cannot be put under masks, or encrypted: %s", task.title, str(error))
             return f"it cannot be put under masks, or encrypted: {error}"

@@ -79,9 +79,17 @@ def update_of(reply: Any, start: Mapping[str, Any]) -> Update | str:
         case {"type": "Failure", "reason": str(reason)}:
             return reason
         case {"type": "Reply", "content": list(records)}:
-            pass
+            try:
+                return _update(records, start)
+            except InvalidUpdate:
+                raise
+            except (TypeError, ValueError) as error:  # edge's training process may write anything
+                raise InvalidUpdate(f"the reply is not valid: {error}") from error
         case _:
             raise InvalidUpdate("the app has left no reply")
+
+
+def _update(records: list[Any], start: Mapping[str, Any]) -> Update:
     others = [name for name, kind, items in records if kind == "config" and items]
     if others:
         raise InvalidUpdate(f"the reply has the ConfigRecord {others[0]!r}; masks cover arrays and metrics only")

@@ -37,7 +37,7 @@ from fl.server.dispatcher import TaskDispatcher
 from fl.server.federation import Void
 from fl.server.masked import Masks
 from fl.server.member import Asked, Member, MemberEvent
-from netq.errors import InvalidOption
+from netq.errors import Closed, InvalidOption
 from netq.validate import expect
 
 log = logging.getLogger("netq.fl")
@@ -138,7 +138,7 @@ class MaskedRounds:
     def contents(
         self, ask: Ask, peers: Collection[uuid.UUID], until: float
     ) -> dict[uuid.UUID, RecordDict | ClientFailure]:
-        """Ask nodes, and return the content of each one's reply, or why it has none. Raises InvalidOption, Closed.
+        """Ask nodes, and return the content of each one's reply, or why it has none. Raises InvalidOption.
 
         until: by time.monotonic().
         """
@@ -151,8 +151,8 @@ class MaskedRounds:
             members = [self._nodes.of(peer) for peer in peers if peer not in found]
             try:
                 self._round(ask, task, members, until, found)
-            except Void as void:
-                why = ClientFailure(FailureKind.VOID, str(void))
+            except (Void, Closed) as error:  # of a grid that is closed meanwhile, as without masks
+                why = ClientFailure(FailureKind.VOID if isinstance(error, Void) else FailureKind.LOST, str(error))
                 found = {**dict.fromkeys(peers, why), **found}
             return found
 

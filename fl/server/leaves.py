@@ -88,13 +88,12 @@ class Leaves:
         if isinstance(content, Masked):
             summing.add(member, content)
             return
-        clients = [str(each) for each in content.clients]
-        wrong = [each for each in clients if each not in self.found or str(self.found[each].member.id) != member]
-        if wrong:
-            raise InvalidUpdate(f"its sum has client {wrong[0]}, which is not behind it in this round")
-        if not clients:
-            raise InvalidUpdate(content.failure)
-        summing.merge(content.folded, clients)
+        summing.merge(content.folded, [str(each) for each in content.clients])
+
+    def strangers(self, member: Member, content: object) -> list[str]:
+        """Return the clients for which an answer speaks, and which are not behind its member in this round."""
+        clients = [str(each) for each in content.clients] if isinstance(content, Subtotal) else []
+        return [each for each in clients if each not in self.found or self.found[each].member.id != member.id]
 
     def ask(
         self,

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fl.errors import InvalidUpdate
-from fl.messages import Masked, Task
+from fl.messages import Masked, Report, Task, Update
 from fl.privacy.bounded import Clipping
 from fl.properties import title
 from fl.report import ClientFailure, FailureKind
@@ -290,6 +290,13 @@ class SummedRound(Round[Any]):
         """Add a client's vector to the sum, or the sum of a relay. Raises InvalidUpdate."""
         assert self.summing is not None
         self._leaves.add(self.summing, str(member), content)
+
+    def _refusal(self, member: Member, content: Update | Report | Subtotal | Masked) -> ClientFailure | None:
+        """Refuse the sum of a relay that has clients of others first: else these would be in two sums, and left out."""
+        if wrong := self._leaves.strangers(member, content):
+            why = f"its sum has client {wrong[0]}, which is not behind it in this round"
+            return ClientFailure(FailureKind.INVALID, why)
+        return super()._refusal(member, content)
 
 
 class MaskedRound(SummedRound):

@@ -14,6 +14,8 @@ import pytest
 
 import edge
 import fl
+from edge.outgoing import FAILED
+from edge.policy import Policy
 from tests.edge.test_agent import SOON, config, server
 
 IDS = [uuid.UUID(int=number) for number in range(1, 5)]
@@ -64,6 +66,14 @@ def test_a_device_that_wants_certificates_takes_no_part_without() -> None:
     _, [report] = federate(devices, 1, secure=SECURE)
     assert sorted(report.clients) == IDS[:3]
     assert "takes part with certificates only" in str(report.failures[IDS[3]])
+
+
+def test_a_policy_keeps_the_reason_why_masks_do_not_cover_an_update() -> None:
+    """The training has chosen the name of a tensor, and the reason has it."""
+    smuggles = {"train": "smuggles", "settings": {"how": "tensor"}, "policy": Policy(tensors=["*"], metrics=["*"])}
+    _, [report] = federate([*steps(0.1, 0.2, 0.6), smuggles], 1, secure=SECURE)
+    assert sorted(report.clients) == IDS[:3]
+    assert str(report.failures[IDS[3]]) == FAILED
 
 
 def test_a_device_whose_training_fails_is_left_out_of_the_sum() -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,8 @@ import fl.flower
 import netq
 from fl.aggregation.mean import WeightedMean
 from fl.flower import masked_rounds
-from fl.flower.masked import task_of
+from fl.flower._compat import ErrorCode
+from fl.flower.masked import task_of, update_of
 from fl.flower.messages import node_id
 from netq.security import certificates
 from netq.testing.log import LogRecorder
@@ -253,6 +255,12 @@ def test_a_reply_that_masks_do_not_cover_stays_at_the_node(change: Callable[[Any
         assert why.replace("it has", "the reply has") in error_of(bad).reason
 
 
+@pytest.mark.parametrize("records", [[1], [["a", "metrics", [1]]], [["a", "metrics", [[["x"], 1]]]], [["a", "config"]]])
+def test_a_reply_of_no_records_is_refused(records: list[Any]) -> None:
+    with pytest.raises(fl.InvalidUpdate, match="the reply is not valid: "):
+        update_of({"type": "Reply", "content": records}, {})
+
+
 Messages = Callable[[fl.flower.Grid], list[Message]]
 
 
@@ -466,6 +474,29 @@ def test_without_recovery_a_lost_reply_is_an_error_of_all_and_the_next_round_cou
         assert sum("the sensor does not answer" in reason for reason in reasons) == 1
         is_broken[0] = False
         check_mean(ask(found.grid)[0], range(3))
+
+
+def test_a_grid_that_is_closed_in_a_round_replies_with_errors() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def waits(message: Message, context: Context) -> Message:
+        begun.set()
+        assert goes_on.wait(SOON)
+        return client(message, context)
+
+    def close(grid: fl.flower.Grid) -> None:
+        assert begun.wait(SOON)
+        grid.close(SOON)
+
+    with federation([waits] * 3) as found, ThreadPoolExecutor() as pool:
+        closed = pool.submit(close, found.grid)
+        try:
+            replies = ask(found.grid)
+        finally:
+            goes_on.set()
+        assert [error_of(reply).code for reply in replies] == [ErrorCode.NODE_UNAVAILABLE] * 3
+        assert error_of(replies[0]).reason.endswith(": this server is closed")
+        closed.result(SOON)
 
 
 def test_nodes_are_sampled_anew_in_each_round() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from tests.fl.secure.circle import Circle
 FLAT: Shape = [0, 1, 2, 3, 4, 5, 6, 7]
 TWO: Shape = [[0, 1, 2], [3, 4, 5], 6, 7]
 NESTED: Shape = [[[0, 1], 2], [3, 4, 5], 6, 7]
+RELAY = uuid.UUID(int=90)
 
 
 def model() -> dict[str, Any]:
@@ -275,12 +277,11 @@ def test_a_relay_that_changes_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert len(counted.clients) == 8
 
 
-def test_a_sum_of_an_attempt_before_is_dropped_and_the_next_one_counts() -> None:
-    """The late relay sends both sums."""
+def by_hand(replies: Callable[[Task, Subtotal], list[Reply]]) -> Callable[[Task], list[Reply]]:
+    """Return what a relay with client 9 answers. replies: with which sums."""
     masker, carried = Masker(fl.SecurePolicy(), netq.CommunicatorOptions()), Carried(Leaves(None))  # type: ignore[arg-type]
-    relay, client = uuid.UUID(int=90), uuid.UUID(int=9)
+    client = uuid.UUID(int=9)
     masker.is_client(client)
-    late: list[Reply] = []
 
     def answers(task: Task) -> list[Reply]:
         asked = dict(task.secure)
@@ -295,21 +296,62 @@ def test_a_sum_of_an_attempt_before_is_dropped_and_the_next_one_counts() -> None
         begun, its = masker.begin(task), carried.begin(task)
         assert isinstance(begun, Masking)
         its.add(str(client), begun.mask(trains(9)(dict(task.model), {"round": 1})))  # type: ignore[arg-type]
-        late.append(Reply(task.job, Subtotal(its.partial(), {client: 1})))
-        return late if len(late) == 2 else []
+        return replies(task, Subtotal(its.partial(), {client: 1}))
 
-    settings: dict[str, Any] = {"secure": fl.SecureAggregation(), "relays": True, "min_clients": 4}
+    return answers
+
+
+@contextmanager
+def with_relay(answers: Callable[[Task], list[Reply]], **settings: Any) -> Iterator[Federation]:
+    """A federation of clients 0, 1 and 2, and of a relay by hand, 90."""
+    settings = {"secure": fl.SecureAggregation(), "relays": True, **settings}
     with Federation(model(), strategy=fl.FedAvg(max_examples=20), **settings) as found:
         for number in range(3):
             found.join(uuid.UUID(int=number), trains(number))
-        found.join_raw(relay, answers)
+        found.join_raw(RELAY, answers)
         found.server.wait(4, SOON)
-        found.server._members.of(relay).session.is_relay = True
+        found.server._members.of(RELAY).session.is_relay = True
+        yield found
+
+
+def test_a_sum_of_an_attempt_before_is_dropped_and_the_next_one_counts() -> None:
+    """The late relay sends both sums."""
+    late: list[Reply] = []
+
+    def twice(task: Task, summed: Subtotal) -> list[Reply]:
+        late.append(Reply(task.job, summed))
+        return late if len(late) == 2 else []
+
+    with with_relay(by_hand(twice), min_clients=4) as found:
         found.set_deadline(0.5)
         assert found.server.round().clients == ()
         found.set_deadline(SOON)
         assert {each.int for each in found.server.round().clients} == {0, 1, 2, 9}
     assert len(late) == 2
+
+
+def test_a_relay_that_says_that_its_sum_has_the_client_of_another_keeps_none_out() -> None:
+    """Its sum comes after that of the client, who would count twice, and be left out of the next rounds."""
+    counted = threading.Event()
+
+    class Waits(fl.Callback):
+        def client_is(self, client: uuid.UUID, state: fl.ClientState, size: int) -> None:
+            if client.int == 1 and state is fl.ClientState.DONE:
+                counted.set()
+
+    def claims(task: Task, summed: Subtotal) -> list[Reply]:
+        assert counted.wait(LIMIT)
+        return [Reply(task.job, replace(summed, clients={**summed.clients, uuid.UUID(int=1): 1}))]
+
+    with with_relay(by_hand(claims), min_clients=3, callbacks=[Waits()]) as found:
+        for _ in range(2):
+            counted.clear()
+            report = found.server.round()
+            assert {each.int for each in report.clients} == {0, 1, 2}
+            assert (
+                str(report.failures[RELAY])
+                == f"its sum has client {uuid.UUID(int=1)}, which is not behind it in this round"
+            )
 
 
 def test_a_client_of_two_relays_is_left_out_and_named() -> None:
