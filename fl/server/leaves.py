@@ -21,9 +21,10 @@ from fl.messages import Answered, Masked, Task
 from fl.properties import checked_name
 from fl.report import ClientFailure, FailureKind
 from fl.secure.summing import Summing
+from fl.secure.terms import MAX_CLIENTS
 from fl.server.gather import Asked, failure_of, gather
 from fl.server.member import Member
-from fl.subtotal import MAX_CLIENTS, Subtotal
+from fl.subtotal import Subtotal
 from netq.validate import is_number
 
 T = TypeVar("T")
@@ -85,15 +86,19 @@ class Leaves:
 
     def add(self, summing: Summing, member: str, content: Masked | Subtotal) -> None:
         """Add the vector of a member, or the sum of those behind a relay. Raises InvalidUpdate."""
+        self.check(member, content)
         if isinstance(content, Masked):
             summing.add(member, content)
-            return
-        summing.merge(content.folded, [str(each) for each in content.clients])
+        elif content.clients:
+            summing.merge(content.folded, [str(each) for each in content.clients])
+        else:
+            raise InvalidUpdate(content.failure)
 
-    def strangers(self, member: Member, content: object) -> list[str]:
-        """Return the clients for which an answer speaks, and which are not behind its member in this round."""
-        clients = [str(each) for each in content.clients] if isinstance(content, Subtotal) else []
-        return [each for each in clients if each not in self.found or self.found[each].member.id != member.id]
+    def check(self, member: str, content: object) -> None:
+        """Raise InvalidUpdate for the sum of a relay that has clients which are not behind it in this round."""
+        for client in map(str, content.clients if isinstance(content, Subtotal) else ()):
+            if client not in self.found or str(self.found[client].member.id) != member:
+                raise InvalidUpdate(f"its sum has client {client}, which is not behind it in this round")
 
     def ask(
         self,

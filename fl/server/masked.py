@@ -63,7 +63,7 @@ class Masks:
         self._prove = prove
         self._doubts = Doubts()
         self._rounds = 0  # that have begun
-        self._warned_coarse = False
+        self._warned_coarse = self._warned_unknown = False
         self._clients: Collection[str] = ()  # of the round, those that cannot take part, too
         self.liars: dict[str, str] = {}
 
@@ -118,6 +118,14 @@ class Masks:
         finally:
             self.liars |= summing.liars
             self._note(summing.doubts, summing.roster)
+
+    def warn_if_unknown(self, found: Collection[str]) -> None:
+        """Warn, once, if a round that counted has not all metrics that are summed."""
+        unknown = [name for name in self.options.metrics if name not in found]
+        if unknown and not self._warned_unknown:
+            self._warned_unknown = True
+            text = "masks: no client has the metrics %s; expected names that train or evaluate returns, of floats"
+            log.warning(text, ", ".join(map(repr, unknown)))
 
     def _warn_if_coarse(self, summing: Summing, examples: int) -> None:
         """Warn, once, if so little is left of the changes of a client of mean weight that rounding may drown them."""
@@ -293,9 +301,10 @@ class SummedRound(Round[Any]):
 
     def _refusal(self, member: Member, content: Update | Report | Subtotal | Masked) -> ClientFailure | None:
         """Refuse the sum of a relay that has clients of others first: else these would be in two sums, and left out."""
-        if wrong := self._leaves.strangers(member, content):
-            why = f"its sum has client {wrong[0]}, which is not behind it in this round"
-            return ClientFailure(FailureKind.INVALID, why)
+        try:
+            self._leaves.check(str(member.id), content)
+        except InvalidUpdate as error:
+            return ClientFailure(FailureKind.INVALID, str(error))
         return super()._refusal(member, content)
 
 

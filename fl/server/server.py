@@ -286,6 +286,11 @@ class Server:
         """
         query = Query(columns, "Server.statistics_of: columns")
         whole("Server.statistics_of: min_count", min_count, 1)
+        if self._encrypted is not None:
+            raise netq.InvalidOption(
+                "Server.secure: clients would give statistics in plain; expected a server without homomorphic "
+                "encryption for them, as one with SecureAggregation"
+            )
         federation = self._federation
         self._wait_for_clients()
         self._members.update()
@@ -601,6 +606,8 @@ class Server:
                 log.warning("%s: takes no part in %d rounds: %s", member, _DISPUTED, why)
                 self._disputed[member.id] = report.number + _DISPUTED
             self._masks.liars.clear()
+            if report.clients:
+                self._masks.warn_if_unknown({*report.metrics, *report.evaluation})
         for member in self._members:
             if report.clients:
                 member.is_counted = training.of(member.id).updates > 0

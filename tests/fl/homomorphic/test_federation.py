@@ -122,6 +122,11 @@ def test_a_client_with_a_key_answers_no_other_server(secure: Any, why: str) -> N
     assert why in reasons(report)[C]
 
 
+def test_a_server_asks_for_no_statistics_in_plain() -> None:
+    with Federation(secure=SECURE, min_clients=1) as federation, pytest.raises(InvalidOption, match="in plain"):
+        federation.server.statistics_of({"age": fl.Column(low=0, high=100)})
+
+
 def test_a_server_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "federation.ckpt"
     roles = {"mask": "constant", "head": "local"}

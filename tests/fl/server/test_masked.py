@@ -91,6 +91,13 @@ def test_the_model_is_that_of_a_federation_without_masks(name: str, most: Any) -
         assert ", masked, 0.00% clipped" in str(report)
 
 
+def test_metrics_that_no_client_has_are_told_once(log: LogRecorder) -> None:
+    secure = fl.SecureAggregation(metrics=("loss", "nll"))
+    with federation(fl.FedAvg(max_examples=100), secure, clients=3) as found:
+        assert [set(report.metrics) for report in found.server.rounds(2)] == [{"loss"}] * 2
+    assert len(log.having("no client has the metrics 'nll'; expected names that train or evaluate returns")) == 1
+
+
 def test_what_the_server_receives_has_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[Any] = []
     read = TaskDispatcher._get
