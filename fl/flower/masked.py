@@ -94,17 +94,14 @@ def _update(records: list[Any], start: Mapping[str, Any]) -> Update:
     if others:
         raise InvalidUpdate(f"the reply has the ConfigRecord {others[0]!r}; masks cover arrays and metrics only")
     _, metrics = _the_one("metrics", records)
-    given = dict(metrics)
-    examples = given.pop(WEIGHT, None)
+    numbers = {name: value for name, value in metrics if not isinstance(value, list)}  # lists stay here, as in fl
+    examples = numbers.pop(WEIGHT, None)
     if not is_whole(examples, 1, 2**53):
         raise InvalidUpdate(f"the metric {WEIGHT!r} of the reply is {examples!r:.40}; expected a whole number above 0")
-    lists = [name for name, value in given.items() if isinstance(value, list)]
-    if lists:
-        raise InvalidUpdate(f"the metric {lists[0]!r} of the reply is a list; masks cover single numbers only")
     has_arrays = any(kind == "arrays" and items for _, kind, items in records)
     arrays = _the_one("arrays", records)[1] if start or has_arrays else []
     model = {name: _like(name, _array(name, value), start) for name, value in arrays}
-    return Update(model, examples, given)
+    return Update(model, examples, numbers)
 
 
 def finished(job: tuple[int, int], content: Masked | Answered | Skip) -> Finished:
