@@ -547,7 +547,8 @@ class Peer:
 
     def _explain(self) -> None:
         """Log why closing takes so long."""
-        if not self.over and self.link is None:
+        is_open = self.link is not None and self.link.connection.open  # a link in its handshake may be hopeless
+        if not (self.over or is_open):
             longest = longest_wait(self._options, self._close_timeout)
             log.warning("%s: not connected; closing waits up to %s for it to return", self.id or "the server", longest)
 

@@ -340,6 +340,24 @@ def test_a_closing_client_says_the_timeout_if_that_ends_the_wait(
     assert left.result(LIMIT) == 0
 
 
+def test_a_closing_client_says_why_it_waits_while_its_link_is_in_the_handshake(
+    communicators: Communicators,
+    proxies: Callable[[NetworkLocation], Proxy],
+    pool: ThreadPoolExecutor,
+    log: LogRecorder,
+) -> None:
+    server = communicators.server()
+    proxy = proxies(server.netloc)
+    proxy.hold()
+    client = communicators.client(proxy.netloc, linger=10 * LIMIT)
+    client.put("at last")
+    left = pool.submit(client.close, LIMIT)
+    log.wait(f"the server: not connected; closing waits up to {LIMIT:g} s (timeout) for it to return")
+    proxy.release()
+    assert server.get(timeout=LIMIT).data == "at last"
+    assert left.result(LIMIT) == 0
+
+
 def test_a_closing_server_says_the_timeout_if_that_ends_the_wait(
     communicators: Communicators,
     proxies: Callable[[NetworkLocation], Proxy],
