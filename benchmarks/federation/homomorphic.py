@@ -1,6 +1,6 @@
 """What homomorphic encryption costs: python -m benchmarks.federation.homomorphic.
 
-Writes docs/reference/benchmarks-homomorphic.md: bytes, seconds, errors and memory beside those of masks and of plain
+Writes docs/reference/benchmarks-homomorphic.md: bytes, seconds, errors and memory, compared with masks and plain
 updates, and the accuracy of the digits of examples/digits. Each figure is of one run.
 """
 

@@ -43,7 +43,6 @@ from netq.validate import expect
 log = logging.getLogger("netq.fl")
 
 MaxExamples = int | Literal["equal"] | None
-_CLIPPED = 0.001  # the share of the elements from which on a warning says so, as of fl.Server
 # Of Flower, by name: releases differ. They compare single replies, or add them up in other ways than a mean.
 _SINGLE = (
     *("Bulyan", "FedMedian", "FedTrimmedAvg", "FedXgbBagging", "FedXgbCyclic", "Krum", "MultiKrum", "QFedAvg"),
@@ -188,7 +187,8 @@ class MaskedRounds:
         except InvalidUpdate as error:
             found.update(dict.fromkeys(there, ClientFailure(FailureKind.VOID, str(error))))
         else:
-            self._log(ask, summed, len(there))
+            log.info("%s: %d nodes, %s", ask.title, len(there), MaskedSum(summed.examples, summed.clipped))
+            self._masks.warn_if_clipped(ask.title, summed)
             found.update({peer: _content(ask, summed, len(there)) for peer in there})
         finally:
             for member in late:
@@ -198,12 +198,6 @@ class MaskedRounds:
         """Return why some nodes take no part any more."""
         liars = self._masks.liars
         return {each: ClientFailure(FailureKind.INVALID, liars[str(each)]) for each in peers if str(each) in liars}
-
-    def _log(self, ask: Ask, summed: Summed, count: int) -> None:
-        log.info("%s: %d nodes, %s", ask.title, count, MaskedSum(summed.examples, summed.clipped))
-        if (summed.clipped or 0.0) > _CLIPPED:
-            text = "%s: %.1f %% of the changes were larger than SecureAggregation.clip allows, and were cut off"
-            log.warning(text, ask.title, 100 * (summed.clipped or 0.0))
 
 
 def check_secure(secure: object, max_examples: object) -> None:

@@ -41,6 +41,7 @@ from fl.tensors.spec import Model
 log = logging.getLogger("netq.fl")
 
 T = TypeVar("T")
+_CLIPPED = 0.001  # the share of the elements from which on a warning says so
 _STEPS = 2**16  # for a range of 16 times the largest element: a step is 2**-12 of it
 
 
@@ -118,6 +119,12 @@ class Masks:
         finally:
             self.liars |= summing.liars
             self._note(summing.doubts, summing.roster)
+
+    def warn_if_clipped(self, what: str, summed: Summed) -> None:
+        """Warn if much of the changes was cut off. what: the round, for the log."""
+        if (summed.clipped or 0.0) > _CLIPPED:
+            text = "%s: %.1f %% of the changes were larger than SecureAggregation.clip allows, and were cut off"
+            log.warning(text, what, 100 * (summed.clipped or 0.0))
 
     def warn_if_unknown(self, found: Collection[str]) -> None:
         """Warn, once, if a round that counted has not all metrics that are summed."""

@@ -64,7 +64,6 @@ log = logging.getLogger("netq.fl")
 
 _Figures: TypeAlias = Mapping[uuid.UUID, netq.Statistics]
 _SECURE = 'an object, as in fl.SecureAggregation() or fl.Homomorphic("server.context")'
-_CLIPPED = 0.001  # the share of the elements from which on a warning says so
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
 _NAMED = 3  # clients that a line of the log names
 _DISPUTED = 16  # rounds in which a client takes no part that was in the sums of two relays, or gave wrong shares
@@ -354,19 +353,15 @@ class Server:
 
     def _fold_sum(self, number: int, training: Round[Any]) -> None:
         """Fold the mean of the updates, of which the sum of their vectors says. Raises Void."""
-        federation = self._federation
-        privacy = federation.privacy
+        federation, privacy = self._federation, self._federation.privacy
+        assert self._masks is not None
         try:
             if privacy is not None:
                 privacy.charge()
             summed = training.answers.summed = self._open(training)
             if privacy is not None:
                 privacy.within = summed.within
-            if (summed.clipped or 0.0) > _CLIPPED:
-                text = (
-                    "round %d: %.1f %% of the changes were larger than SecureAggregation.clip allows, and were cut off"
-                )
-                log.warning(text, number, 100 * (summed.clipped or 0.0))
+            self._masks.warn_if_clipped(f"round {number}", summed)
             federation.aggregation.fold(federation.model, Update(summed.model, summed.examples), SUM, 0)
         except InvalidUpdate as error:
             raise federation.void(number, str(error)) from error

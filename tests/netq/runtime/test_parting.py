@@ -322,37 +322,25 @@ def test_a_closing_server_logs_for_which_clients_it_waits(
     assert left.result(LIMIT) == 0
 
 
+@pytest.mark.parametrize("is_held", [False, True], ids=["no link", "a link in its handshake"])
 def test_a_closing_client_says_the_timeout_if_that_ends_the_wait(
     communicators: Communicators,
     proxies: Callable[[NetworkLocation], Proxy],
     pool: ThreadPoolExecutor,
     log: LogRecorder,
+    *,
+    is_held: bool,
 ) -> None:
     server = communicators.server()
     proxy = proxies(server.netloc)
-    proxy.refusing = True
+    if is_held:
+        proxy.hold()
+    proxy.refusing = not is_held
     client = communicators.client(proxy.netloc, linger=10 * LIMIT)
     client.put("at last")
     left = pool.submit(client.close, LIMIT)
     log.wait(f"the server: not connected; closing waits up to {LIMIT:g} s (timeout) for it to return")
     proxy.refusing = False
-    assert server.get(timeout=LIMIT).data == "at last"
-    assert left.result(LIMIT) == 0
-
-
-def test_a_closing_client_says_why_it_waits_while_its_link_is_in_the_handshake(
-    communicators: Communicators,
-    proxies: Callable[[NetworkLocation], Proxy],
-    pool: ThreadPoolExecutor,
-    log: LogRecorder,
-) -> None:
-    server = communicators.server()
-    proxy = proxies(server.netloc)
-    proxy.hold()
-    client = communicators.client(proxy.netloc, linger=10 * LIMIT)
-    client.put("at last")
-    left = pool.submit(client.close, LIMIT)
-    log.wait(f"the server: not connected; closing waits up to {LIMIT:g} s (timeout) for it to return")
     proxy.release()
     assert server.get(timeout=LIMIT).data == "at last"
     assert left.result(LIMIT) == 0
