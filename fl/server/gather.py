@@ -23,7 +23,7 @@ _LOOK = 0.5  # seconds between looks at whether answers are still wanted
 
 
 class Asked(Protocol):
-    """Clients that can be asked: fl.server.members.Members, or the nodes of a grid (fl/flower/nodes.py)."""
+    """Clients that can be asked: fl.server.members.Members, or the nodes of a grid (fl/flower/masked_rounds.py)."""
 
     @property
     def run(self) -> int:
@@ -85,7 +85,8 @@ def gather(
         look = until if is_over is None else min(until, time.monotonic() + _LOOK)
         answer = members.answer(task.job.purpose, look)
         if answer is None:
-            if not look <= time.monotonic() < until or (is_over is not None and is_over()):
+            now = time.monotonic()
+            if now < look or now >= until or (is_over is not None and is_over()):  # before `look`: none is asked now
                 break
             continue
         (peer, job), content = answer

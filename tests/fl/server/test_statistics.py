@@ -266,12 +266,12 @@ def test_a_vector_under_masks_that_is_none_voids_the_sum(monkeypatch: pytest.Mon
 
 
 def test_a_client_that_is_late_is_left_out() -> None:
-    with Federation(min_clients=2, deadline=0.3) as found:
+    with Federation(min_clients=2, deadline=3.0) as found:  # the other one has that long on a busy machine
         join(found, IDS[0], data(0))
         found.join_raw(IDS[1], lambda task: [])
         report = found.server.statistics_of(ASKED)
         assert report.clients == (IDS[0],)
-        assert "no answer within 0.3 s" in str(report.failures[IDS[1]])
+        assert "no answer within 3 s" in str(report.failures[IDS[1]])
 
 
 def test_a_client_that_is_at_work_is_not_asked() -> None:
