@@ -205,7 +205,7 @@ def test_a_sum_does_without_a_node_that_is_late_and_the_next_has_it(monkeypatch:
         return client(message, context)
 
     with federation([client, client, client, client, slow]) as found:
-        replies = ask(found.grid, timeout=5 * SHORT)
+        replies = ask(found.grid, timeout=10 * SHORT)
         assert begun.wait(SOON)
         assert sorted(error_of(reply).reason.split(": ")[-1] for reply in replies if reply.has_error()) == [
             "no reply in time"
@@ -406,7 +406,7 @@ def test_a_reply_without_masks_does_not_count() -> None:
 
 
 def test_a_node_that_does_not_answer_a_step_is_left_out() -> None:
-    with federation(secure=replace(SECURE, step=5 * SHORT)) as found:
+    with federation(secure=replace(SECURE, step=10 * SHORT)) as found:
         found.join_raw(lambda message: [])
         replies = ask(found.grid)
         (bad,) = (reply for reply in replies if reply.has_error())

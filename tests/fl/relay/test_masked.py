@@ -197,7 +197,7 @@ def hangs(monkeypatch: pytest.MonkeyPatch, number: int, where: str) -> threading
 
 def test_an_opening_waits_for_no_client_that_has_sent_no_vector(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = hangs(monkeypatch, 1, "train")
-    secure, patience = fl.SecureAggregation(step=10 * LIMIT), fl.Patience(deadline=3.0)
+    secure, patience = fl.SecureAggregation(step=10 * LIMIT), fl.Patience(deadline=6.0)
     with tree(TWO, secure=secure, patience=patience, relay={"min_clients": 2}) as found:
         [report] = found.rounds(1)
         goes_on.set()
@@ -207,7 +207,7 @@ def test_an_opening_waits_for_no_client_that_has_sent_no_vector(monkeypatch: pyt
 
 def test_a_relay_goes_on_with_its_parent_when_a_client_answers_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = hangs(monkeypatch, 0, "agree")
-    secure, patience = fl.SecureAggregation(step=10 * LIMIT), fl.Patience(deadline=3.0)
+    secure, patience = fl.SecureAggregation(step=10 * LIMIT), fl.Patience(deadline=6.0)
     with tree([[0, 1], *FLAT[2:]], secure=secure, patience=patience, relay={"min_clients": 1}) as found:
         assert len(found.rounds(1)[0].clients) == 8
         assert {each.int for each in found.rounds(1)[0].clients} == set(FLAT[1:])
@@ -375,7 +375,7 @@ def test_a_relay_does_not_wait_for_a_suspended_client() -> None:
 
         return train
 
-    patience = fl.Patience(deadline=lambda number: 3.0 if number == 1 else 10 * LIMIT)
+    patience = fl.Patience(deadline=lambda number: 6.0 if number == 1 else 10 * LIMIT)
     with tree(
         TWO, slow, patience=patience, relay={"min_clients": 2, "patience": fl.Patience(suspend_after=1)}
     ) as found:
