@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,13 +19,24 @@ Shape = Sequence[Any]  # a number is a client, a list a relay with what is below
 
 
 class Listens(fl.Callback):
-    """Says where a relay listens."""
+    """Says where a relay listens, and when so many clients have joined it."""
 
-    def __init__(self, place: Future[netq.NetworkLocation]) -> None:
+    def __init__(self, place: Future[netq.NetworkLocation], clients: int = 0) -> None:
         self._place = place
+        self._left = clients
+        self.has_all = threading.Event()
 
     def listens(self, server: Any) -> None:
         self._place.set_result(server.netloc)
+        self._look()
+
+    def client_joins(self, client: uuid.UUID, name: str) -> None:
+        self._left -= 1
+        self._look()
+
+    def _look(self) -> None:
+        if self._left <= 0:
+            self.has_all.set()
 
 
 class Tree:
@@ -52,6 +64,8 @@ class Tree:
         self.server = fl.Server(model or zeros(), at(HERE), strategy=strategy(), **settings)
         self.relays: list[fl.Relay] = []
         self._places: list[Future[netq.NetworkLocation]] = []  # of the relays
+        self._listens: list[Listens] = []
+        self._children = len(shape)
         self._pool = ThreadPoolExecutor(32)
         self.runs: list[Future[Any]] = []
         self._grow(shape, lambda: self.server.netloc)
@@ -66,6 +80,7 @@ class Tree:
                 number = len(self.relays)
                 self.relays.append(None)  # type: ignore[arg-type]  # until the parent has an address
                 self._places.append(Future())
+                self._listens.append(Listens(self._places[number], len(each)))
                 self.start(self._relay, number, len(each), parent)
                 self._grow(each, lambda number=number: self.netloc_of(number))  # type: ignore[misc]
 
@@ -78,7 +93,7 @@ class Tree:
 
     def _relay(self, number: int, children: int, parent: Callable[[], netq.NetworkLocation]) -> None:
         options = {"relays": True, "min_clients": children, "strategy": self._strategy(), **self._of_relay}
-        options["callbacks"] = [Listens(self._places[number])]
+        options["callbacks"] = [self._listens[number]]
         self.relays[number] = relay = fl.Relay(at(parent()), at(HERE), name=f"r{number}", **options)
         relay.run()
 
@@ -91,6 +106,14 @@ class Tree:
         return [report for report in self.server.rounds(count) if report.clients]
 
     def __enter__(self) -> Self:
+        """Wait until the server and each relay have their clients: a round that begins before does without some."""
+        try:
+            self.server.wait(self._children, LIMIT)
+            for each in self._listens:
+                assert each.has_all.wait(LIMIT)
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
         return self
 
     def __exit__(self, kind: Any, *error: object) -> None:
