@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from fl.aggregation.mean import WeightedMean
@@ -132,6 +132,7 @@ class MaskedRounds:
         self._most = max_examples if isinstance(max_examples, int) else 1
         self._nodes = nodes
         self._masks = Masks(secure, nodes, prove)
+        self._integers: dict[str, str] = {}  # the dtypes of arrays that were integers in a message
         self._lock = threading.Lock()
 
     def contents(
@@ -141,6 +142,7 @@ class MaskedRounds:
 
         until: by time.monotonic().
         """
+        ask = replace(ask, content=self._with_integers(ask.content))
         try:
             task = task_of({**values(ask), "content": encode(ask.content)})
         except InvalidUpdate as error:
@@ -154,6 +156,23 @@ class MaskedRounds:
                 why = ClientFailure(FailureKind.VOID if isinstance(error, Void) else FailureKind.LOST, str(error))
                 found = {**dict.fromkeys(peers, why), **found}
             return found
+
+    def _with_integers(self, content: RecordDict) -> RecordDict:
+        """Return a message's content in which what was an integer before is one again.
+
+        Flower's mean makes floats of integers, as of BatchNorm's num_batches_tracked. Under masks a float has an error,
+        and where an app makes an integer of 26.9999999 it gets 26.
+        """
+        found = dict(content)
+        for name, record in content.array_records.items():
+            self._integers.update((key, each.dtype) for key, each in record.items() if "int" in each.dtype)
+            whole = dict[str, Array]()
+            for key, each in record.items():
+                if key in self._integers and "float" in each.dtype and np.isfinite(array := each.numpy()).all():
+                    whole[key] = Array(np.asarray(np.rint(array), self._integers[key]))
+            if whole:
+                found[name] = ArrayRecord({key: whole.get(key, each) for key, each in record.items()})
+        return RecordDict(found)
 
     def _round(
         self,
