@@ -212,21 +212,26 @@ class Child:
                 if waits[-1] <= 0:
                     self.kill()
                     raise ChildFailed(f"it took longer than training.seconds ({self._plan.limits.seconds:g}); killed")
-            if poll.poll(max(1, 1000 * min(waits))):
+            has_ended = self._has_ended()  # before the look at the channel, where its last message may be
+            if poll.poll(0 if has_ended else max(1, 1000 * min(waits))):
                 try:
                     return receive_answer(self._channel)
                 except (EOFError, OSError):
                     raise ChildFailed(self._how_it_ended()) from None
                 except Exception as error:  # of a pickle
                     raise ChildFailed(_WRITTEN_TO) from error
-            if not self._is_running():
+            if has_ended:
                 raise ChildFailed(self._how_it_ended())
 
     def _is_running(self) -> bool:
         """Return whether the child runs. If it has ended, end the processes that it has started, too."""
-        if self._pid is not None and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+        if self._has_ended():
             self.kill()
         return self._pid is not None
+
+    def _has_ended(self) -> bool:
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return self._pid is not None and os.waitid(os.P_PID, self._pid, options) is not None
 
     def _close(self) -> None:
         if self._channel is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import edge.check
+import edge.child
 import fl
 import netq
 from edge import __main__ as command
@@ -399,6 +401,17 @@ def test_wrong_file_is_one_line_and_status_2(
     path = write(tmp_path, 9, more)
     assert command.main(["check", path]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"edge: {path}: {error}")
+
+
+def test_what_a_process_has_said_before_it_ended_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it ends between two looks of the agent: at what it says, and at whether it runs."""
+    waitid = os.waitid
+    monkeypatch.setattr(os, "waitid", lambda kind, pid, options: waitid(kind, pid, options & ~os.WNOHANG))
+    monkeypatch.setattr(edge.child, "_TICK", 0.0)
+    assert command.main(["check", write(tmp_path, 9, '[client]\ntrain = "numpy:meen"\n')]) == 2
+    assert "client.train: 'numpy:meen'" in capsys.readouterr().err
 
 
 def test_wrong_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
