@@ -64,7 +64,7 @@ class ConnectionOptions:
     memory:            unread bytes that all peers together may have here, but at least half of it plus one message. The
                        first 256 KiB of every lane (netq/protocol/flow_control.py) are not counted.
     heartbeat, misses: a peer sends something at least every `heartbeat`. Its link is lost after `misses` times that
-                       without a byte.
+                       without a byte. If this process stands still for longer than a heartbeat, that begins anew.
     handshake_timeout: how long a new link may take for the handshake.
     takeover_grace:    how long after the loss of its link a client's id stays its own. Then another process with the id
                        gets it. Not with certificates of clients, which prove the id.

@@ -227,6 +227,9 @@ class Connection:
         """Send a PING or give the link up, if it is time for that. With a PING, free memory for received bytes."""
         events: list[Event] = []
         if self.open:
+            if now - self.deadline() > self._options.heartbeat:  # this process stood still: the silence begins anew
+                self._last_received = now
+                self._probed = None if self._probed is None else now
             if now >= self._silence_ends:
                 self._lose(TimeoutError(f"nothing heard for {now - self._last_received:.1f} s"), events)
             elif now >= self._last_sent + self._options.heartbeat:

