@@ -32,7 +32,8 @@ _LARGEST_FILE = 10**8  # bytes; the largest key of SECURE_BITS has some 4 MB
 class Homomorphic:
     """The server adds ciphertexts of the clients' updates, and reads neither an update nor a model after the first.
 
-    All clients have one secret key: one client and the server together read everything. Raises InvalidOption.
+    That is so for the tensors that the key encrypts: all, or those of fl secure-key --encrypt. All clients have one
+    secret key: one client and the server together read everything. Raises InvalidOption.
 
     context: the server's file of `fl secure-key`, which has no secret key.
     """
