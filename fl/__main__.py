@@ -50,7 +50,7 @@ from fl.errors import CheckpointError, InvalidUpdate
 from fl.homomorphic.client import Encrypting
 from fl.homomorphic.codec import HEADER
 from fl.homomorphic.context import new_key
-from fl.homomorphic.options import PARAMETERS, Homomorphic
+from fl.homomorphic.options import EVERYTHING, PARAMETERS, Homomorphic
 from fl.server.checkpoint import load
 from fl.tensors import files
 from fl.tensors.spec import Model
@@ -317,6 +317,10 @@ def secure_key(
     key: Annotated[Path, typer.Argument(metavar="KEY", help="the clients' file to write, with the secret key")],
     context: Annotated[Path, typer.Argument(metavar="CONTEXT", help="the server's file to write")],
     parameters: Annotated[str, typer.Option(metavar="NAME", help=f"of CKKS: {' or '.join(PARAMETERS)}")] = "ciber-cafe",
+    encrypt: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="a tensor to encrypt, or several by * and ?; repeatable; default: all"),
+    ] = None,
     verbose: _Verbose = False,
 ) -> None:
     """Make a key of homomorphic encryption: one file for all clients, and one for the server.
@@ -326,7 +330,7 @@ def secure_key(
     with _command(verbose, logging.WARNING):
         if parameters not in PARAMETERS:
             raise InvalidOption(f"--parameters: {parameters!r}; {did_you_mean(parameters, PARAMETERS)}")
-        made = new_key(PARAMETERS[parameters])
+        made = new_key(PARAMETERS[parameters], encrypt or EVERYTHING)
         made.write(key)
         try:
             replace(made, secret=None).write(context)

@@ -4,12 +4,15 @@ A small attack of the kind that reads training data from updates, on digits: wit
 
 Source: Phong et al., 2018, "Privacy-preserving deep learning via additively homomorphic encryption", section III: the
 change of a weight in the first layer is the change of its unit's bias, times the input. So of one example any unit
-shows all of it; of several each unit shows a mean of them, by how much each moves the unit.
+shows all of it; of several each unit shows a mean of them, by how much each moves the unit. Where that layer is
+encrypted, the next one shows what came out of it in the same way, and the server solves the layer as it knows it, that
+of the first model, for its input.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,10 +51,20 @@ single examples still shows much, a sum of ten times sixteen no more than chance
 `fl.DifferentialPrivacy(clip={clip:g}, noise_multiplier={multiplier:g})`, of epsilon {epsilon:.1f} at delta 1e-5 for
 one round: on the update of each client by itself, as a device could add it, and on the sum of all. It is one attack of
 many, and a simple one: a low score says that this one fails.
+
+Encrypted layers are those of a [key for a part](../how-to/homomorphic.md#to-encrypt-a-part): the server has the changes
+of the other. That of the first layer is all that the attack needs, so a key for the last one changes nothing. With a
+key for the first layer, the server divides the changes of the last one, has what came out of the first layer, and
+solves the first layer for its input, as that layer is in the first model, which is plain. In the first round it has one
+example as it is. So has, in any round, a server that lies and sends a plain model again. "Later" is a round of an
+honest server, {later} steps with {others} examples behind the first model: there this attack fails. Attacks that change
+an image until its gradients are those of the plain layers (Zhu et al., 2019, "Deep leakage from gradients") were not
+tried.
 """
 CLIENTS = 10  # of a sum
 CLIP, MULTIPLIER = 1.0, 1.0
 RATE, EPOCHS = 0.1, 2
+LATER, OTHERS = 500, 200  # steps that lie between the first model and a later one, each with so many examples
 Model = Mapping[str, NDArray[Any]]
 
 
@@ -70,7 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(row, flush=True)
     epsilon = of_gaussian(MULTIPLIER, 1e-5)
     lines = [*TOP.format(repeat=repeat, machine=page.machine()).splitlines(), *markdown(rows), ""]
-    lines += [*BOTTOM.format(clip=CLIP, multiplier=MULTIPLIER, epsilon=epsilon).splitlines(), ""]
+    lines += [
+        *BOTTOM.format(clip=CLIP, multiplier=MULTIPLIER, epsilon=epsilon, later=LATER, others=OTHERS).splitlines(),
+        "",
+    ]
     text = "\n".join(lines)
     print(text)
     PAGE.write_text(text, encoding="utf-8")
@@ -80,11 +96,27 @@ def _score(seen: Callable[[Model, list[Model]], Model], examples: int, epochs: i
     """Return how well the attack on one client does, in a federation of clients with so many examples."""
     everything, _ = data.load()
     own = [_examples(everything, client + each, examples) for each in range(CLIENTS)]
-    start = digits.initial(client)
+    first = digits.initial(client)
+    start = _later(client) if seen is _without_first_later else first
     trained = [_trained(start, each, epochs) for each in own]
     change = seen(start, trained)
-    guessed = change["hidden.weight"] / np.where(change["hidden.bias"] == 0, 1, change["hidden.bias"])[:, None]
-    return _likeness(guessed, own[0].images)
+    return _likeness(_guessed(first, change), own[0].images)
+
+
+def _guessed(first: Model, change: Model) -> NDArray[Any]:
+    """Return images from the change of a client's tensors, and the values of the first model."""
+    if "hidden.weight" in change:
+        return _inputs(change["hidden.weight"], change["hidden.bias"])
+    outputs = np.clip(_inputs(change["output.weight"], change["output.bias"]), -0.999, 0.999)  # of tanh
+    found: NDArray[Any] = np.linalg.lstsq(
+        first["hidden.weight"], np.arctanh(outputs).T - first["hidden.bias"][:, None]
+    )[0]
+    return found.T
+
+
+def _inputs(weight: NDArray[Any], bias: NDArray[Any]) -> NDArray[Any]:
+    found: NDArray[Any] = weight / np.where(bias == 0, 1, bias)[:, None]
+    return found
 
 
 def _likeness(guessed: NDArray[Any], images: NDArray[Any]) -> float:
@@ -107,12 +139,31 @@ def _trained(start: Model, examples: data.Examples, epochs: int) -> Model:
     return model
 
 
+@functools.cache
+def _later(client: int) -> Model:
+    """Return the first model after a training with examples of other clients."""
+    return _trained(digits.initial(client), _examples(data.load()[0], client + 1, OTHERS), LATER)
+
+
 def _change(start: Model, trained: Model) -> Model:
     return {name: trained[name].astype(np.float64) - start[name] for name in start}
 
 
 def _plain(start: Model, trained: list[Model]) -> Model:
     return _change(start, trained[0])
+
+
+def _without_first(start: Model, trained: list[Model]) -> Model:
+    """What is plain with a key for hidden.*"""
+    return {name: each for name, each in _change(start, trained[0]).items() if not name.startswith("hidden.")}
+
+
+def _without_first_later(start: Model, trained: list[Model]) -> Model:
+    return _without_first(start, trained)
+
+
+def _without_last(start: Model, trained: list[Model]) -> Model:
+    return {name: each for name, each in _change(start, trained[0]).items() if not name.startswith("output.")}
 
 
 def _masked(start: Model, trained: list[Model]) -> Model:
@@ -154,6 +205,9 @@ def _chance(start: Model, trained: list[Model]) -> Model:
 
 SEEN: dict[str, Callable[[Model, list[Model]], Model]] = {
     "the update": _plain,
+    "the last layer encrypted": _without_last,
+    "the first layer encrypted": _without_first,
+    "the first layer encrypted, later": _without_first_later,
     f"the sum of {CLIENTS} clients, which masks leave": _sum,
     "a vector under masks": _masked,
     "the update with noise": _noised,

@@ -1,13 +1,14 @@
 """The client's part: opens the model of a task, and encrypts the update. Used by fl/secure/masker.py and edge/masks.py.
 
-The number of examples and the metrics travel as they are.
+The client's own file says which tensors are encrypted, whatever the server does. The others, the number of examples and
+the metrics travel as they are.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fl.compression.packed import Packed
@@ -16,19 +17,25 @@ from fl.homomorphic.codec import CIPHERTEXTS, HEADER, Header, decrypt, encrypt, 
 from fl.homomorphic.context import Key
 from fl.homomorphic.options import KeyFile
 from fl.messages import Answered, Content, Task, Update, with_fields
-from fl.tensors.roles import SENT, of_role
+from fl.tensors.blocks import check_names
+from fl.tensors.model import place_of
+from fl.tensors.roles import SENT, matching, of_role
 from fl.tensors.spec import Model, Spec, specs_of
+from netq.errors import InvalidOption
 from netq.validate import is_whole
 
 TERMS = "homomorphic"  # in Task.secure
+_FILES = ": give both the files of one call of fl secure-key"
 
 
 class Encrypting:
     """One client's key. Raises InvalidOption for a file that has none."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._key = Key(KeyFile.read(path, is_secret=True))
-        self._specs: Mapping[str, Spec] = {}
+        file = KeyFile.read(path, is_secret=True)
+        self._key, self._patterns = Key(file), file.encrypt
+        self._specs: Mapping[str, Spec] = {}  # of the tensors that are encrypted
+        self._plain: Mapping[str, Spec] = {}
         self._most = self._clients = 1
 
     def begin(self, task: Task) -> Encrypting:
@@ -41,13 +48,25 @@ class Encrypting:
             raise InvalidUpdate("the terms of homomorphic encryption are not valid: expected key, clients and most")
         if terms.get("key") != self._key.key:
             raise InvalidUpdate(
-                f"this client has the homomorphic key {self._key.key}, and its server {terms.get('key')!r:.40}: give "
-                "both the files of one call of fl secure-key"
+                f"this client has the homomorphic key {self._key.key}, and its server {terms.get('key')!r:.40}{_FILES}"
             )
         self._most, self._clients = terms["most"], terms["clients"]
-        is_plain = HEADER not in task.model
-        sent = of_role(task.model, task.roles, *SENT)
-        self._specs = specs_of(sent) if is_plain else Header.load(task.model[HEADER]).specs
+        sent = {name: tensor for name, tensor in task.model.items() if name not in (CIPHERTEXTS, HEADER)}
+        sent = of_role(sent, task.roles, *SENT)
+        came = specs_of(sent)
+        self._specs = Header.load(task.model[HEADER]).specs if HEADER in task.model else {}
+        try:
+            hidden = matching("this client's key", self._patterns, came.keys() | self._specs.keys())
+        except InvalidOption as error:
+            raise InvalidUpdate(str(error)) from None
+        self._plain = {name: spec for name, spec in came.items() if name not in hidden}
+        if HEADER not in task.model:
+            self._specs = {name: spec for name, spec in came.items() if name in hidden}
+            _check_apart(sent, hidden)
+        elif wrong := self._specs.keys() - hidden:  # what is decrypted would be sent in plain
+            raise InvalidUpdate(f"the server encrypts {min(wrong)!r}, and this client's key does not{_FILES}")
+        elif wrong := came.keys() & hidden:
+            raise InvalidUpdate(f"the server has {min(wrong)!r} in plain, and this client's key encrypts it{_FILES}")
         return self
 
     def opened(self, task: Task) -> Task:
@@ -78,9 +97,24 @@ class Encrypting:
             raise InvalidUpdate(f"extra: {', '.join(content.extra)}; expected none: the model only is encrypted")
         if any(isinstance(each, Packed) for each in content.model.values()):
             raise InvalidUpdate("this client has a compression of its own, and packed updates cannot be encrypted")
+        check_names(content.model, {**self._specs, **self._plain})  # no tensor leaves under a name that is not known
+        _check_apart(content.model, self._specs)
         examples = min(content.num_examples, self._most)
-        ciphertexts = encrypt(self._key, content.model, self._specs, examples, self._clients)
-        return with_fields(content, model={update_name(self._key.key): ciphertexts}, num_examples=examples)
+        hidden, plain = ({name: content.model[name] for name in part} for part in (self._specs, self._plain))
+        ciphertexts = encrypt(self._key, hidden, self._specs, examples, self._clients)
+        return with_fields(content, model={update_name(self._key.key): ciphertexts, **plain}, num_examples=examples)
+
+
+def _check_apart(model: Model, hidden: Collection[str]) -> None:
+    """Raise InvalidUpdate if a tensor that is encrypted has the memory of a plain one, which would have its values."""
+    filled = [name for name, spec in specs_of(model).items() if spec.size]
+    plain = {place_of(model[name]): name for name in filled if name not in hidden}
+    for name in filled:
+        if name in hidden and (other := plain.get(place_of(model[name]))) is not None:
+            raise InvalidUpdate(
+                f"{name!r} is encrypted, and has the same memory as {other!r}, which is not; expected a key for both "
+                "(fl secure-key --encrypt)"
+            )
 
 
 def _of_kind(array: Any, spec: Spec) -> Any:

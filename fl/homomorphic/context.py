@@ -7,13 +7,14 @@ without TenSEAL's envelope: TenSEAL 0.3.18 crashes on envelopes without a cipher
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl.errors import InvalidUpdate
-from fl.homomorphic.options import KeyFile, Parameters
+from fl.homomorphic.options import EVERYTHING, KeyFile, Parameters
 from netq.errors import InvalidOption
 from netq.text import describe
 from netq.version import DISTRIBUTION
@@ -91,9 +92,9 @@ class Key(Context):
         return np.array(self.load(payload).decrypt(), np.float64)
 
 
-def new_key(parameters: Parameters) -> KeyFile:
-    """Return a new secret key. Raises InvalidOption if there is no TenSEAL."""
-    return KeyFile.of_secret(parameters, _dumped(_new(parameters), True))
+def new_key(parameters: Parameters, encrypt: Sequence[str] = EVERYTHING) -> KeyFile:
+    """Return a new secret key, for the tensors of these patterns. Raises InvalidOption, also if there is no TenSEAL."""
+    return KeyFile.of_secret(parameters, _dumped(_new(parameters), True), encrypt)
 
 
 def _new(parameters: Parameters) -> Any:

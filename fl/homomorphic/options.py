@@ -1,7 +1,8 @@
 """The options of homomorphic encryption, its parameters, and the files of its keys. Needs no TenSEAL.
 
 A file is JSON. That of the clients has the secret key; that of the server has none:
-{"format": "fl homomorphic context 1", "key": "5f…", "degree": 8192, "moduli": [60, 40, 40, 60], "scale": 40}
+{"format": "fl homomorphic context 1", "key": "5f…", "degree": 8192, "moduli": [60, 40, 40, 60], "scale": 40,
+"encrypt": ["*"]}
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from netq.validate import expect, is_whole
 # attacks. Source: HomomorphicEncryption.org, "Homomorphic encryption security standard", 2018, table 1.
 SECURE_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
 
+EVERYTHING = ("*",)
 _CONTEXT, _KEY = "fl homomorphic context 1", "fl homomorphic key 1"
 _LARGEST_FILE = 10**8  # bytes; the largest key of SECURE_BITS has some 4 MB
 
@@ -29,7 +32,8 @@ _LARGEST_FILE = 10**8  # bytes; the largest key of SECURE_BITS has some 4 MB
 class Homomorphic:
     """The server adds ciphertexts of the clients' updates, and reads neither an update nor a model after the first.
 
-    All clients have one secret key: one client and the server together read everything. Raises InvalidOption.
+    That is so for the tensors that the key encrypts: all, or those of fl secure-key --encrypt. All clients have one
+    secret key: one client and the server together read everything. Raises InvalidOption.
 
     context: the server's file of `fl secure-key`, which has no secret key.
     """
@@ -89,16 +93,28 @@ PARAMETERS = {
 
 @dataclass(frozen=True)
 class KeyFile:
-    """What the file of a key has. key: names the key. secret: None in the server's file."""
+    """What the file of a key has. Raises InvalidOption.
+
+    key:     names the secret key, and the patterns.
+    secret:  None in the server's file.
+    encrypt: patterns (* and ?) of the names of the tensors that are encrypted; the others are sent in plain.
+    """
 
     parameters: Parameters
     key: str
     secret: bytes | None
+    encrypt: tuple[str, ...] = EVERYTHING
+
+    def __post_init__(self) -> None:
+        right = isinstance(self.encrypt, list | tuple) and bool(self.encrypt)
+        right = right and all(type(pattern) is str and pattern for pattern in self.encrypt)
+        expect(right, "encrypt", self.encrypt, 'names of tensors, or patterns with * and ?, as in "head.*"')
+        object.__setattr__(self, "encrypt", tuple(self.encrypt))
 
     @classmethod
-    def of_secret(cls, parameters: Parameters, secret: bytes) -> KeyFile:
-        """Return the file of a new key."""
-        return cls(parameters, _name_of(secret), secret)
+    def of_secret(cls, parameters: Parameters, secret: bytes, encrypt: Sequence[str]) -> KeyFile:
+        """Return the file of a new key. Raises InvalidOption."""
+        return cls(parameters, _name_of(secret, encrypt), secret, tuple(encrypt))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, is_secret: bool) -> KeyFile:
@@ -130,9 +146,10 @@ class KeyFile:
     def _of(cls, found: dict[str, Any], is_secret: bool) -> KeyFile:
         parameters = Parameters(*(found[name] for name in ("degree", "moduli", "scale")))
         key, secret = found["key"], base64.b64decode(found["secret"], validate=True) if is_secret else None
-        if type(key) is not str or not key.isalnum() or (secret is not None and _name_of(secret) != key):
+        encrypt = found["encrypt"]
+        if type(key) is not str or not key.isalnum() or (secret is not None and _name_of(secret, encrypt) != key):
             raise ValueError("its key has another name")
-        return cls(parameters, key, secret)
+        return cls(parameters, key, secret, encrypt)
 
     def write(self, path: Path) -> None:
         """Write a new file; with a secret, for its owner only. Raises InvalidOption if there is one."""
@@ -140,6 +157,7 @@ class KeyFile:
             "format": _KEY if self.secret else _CONTEXT,
             "key": self.key,
             **asdict(self.parameters),
+            "encrypt": self.encrypt,
         }
         if self.secret is not None:
             found["secret"] = base64.b64encode(self.secret).decode()
@@ -156,5 +174,6 @@ class KeyFile:
             raise InvalidOption(f"{path}: cannot be written ({error.strerror}); expected {form}") from None
 
 
-def _name_of(secret: bytes) -> str:
-    return hashlib.blake2b(secret, digest_size=16, person=b"fl homomorphic").hexdigest()
+def _name_of(secret: bytes, encrypt: Sequence[str]) -> str:
+    named = json.dumps(list(encrypt)).encode() + b"\0" + secret  # JSON has no byte 0, so no other pair is the same
+    return hashlib.blake2b(named, digest_size=16, person=b"fl homomorphic").hexdigest()

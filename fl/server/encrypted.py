@@ -1,7 +1,8 @@
-"""The sum of the clients' ciphertexts, which is the next model: in place of the strategy's mean of updates.
+"""The sum of the clients' ciphertexts, in place of the strategy's mean of the tensors that are encrypted.
 
-Made by fl/server/federation.py, and used as its Aggregation, in the server's thread. Has no secret key. The first model
-is plain; from the first round that counts on a model is ciphertexts, their header, and the constants.
+Made by fl/server/federation.py, and used as its Aggregation, in the server's thread. Has no secret key. The key's file
+says which tensors are encrypted; the mean of the others is the strategy's. The first model is plain; from the first
+round that counts on a model is ciphertexts, their header, and the tensors that are not encrypted.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from fl.homomorphic.client import TERMS
 from fl.homomorphic.codec import CIPHERTEXTS, HEADER, Header, join, nbytes, split, update_name
 from fl.homomorphic.context import Context
 from fl.homomorphic.options import Homomorphic, KeyFile
-from fl.messages import Update
+from fl.messages import Update, with_fields
 from fl.server.aggregation import Aggregation
 from fl.strategies.base import Strategy
-from fl.tensors.roles import SENT, Roles, of_role
+from fl.tensors.blocks import Scratch, is_finite, source_of
+from fl.tensors.dtypes import TORCH_ONLY
+from fl.tensors.roles import SENT, Roles, matching, of_role
 from fl.tensors.spec import Model, specs_of
 from netq.errors import InvalidOption
 
@@ -32,27 +35,41 @@ class EncryptedSum(Aggregation):
     """
 
     def __init__(self, options: Homomorphic, strategy: Strategy, model: Model, roles: Roles) -> None:
-        super().__init__(strategy, {}, {})  # which sees no update
         try:
-            self._context = Context(KeyFile.read(options.context, is_secret=False))
+            file = KeyFile.read(options.context, is_secret=False)
+            self._context = Context(file)
         except InvalidOption as error:
             raise InvalidOption(f"Homomorphic.context: {error}") from None
-        if HEADER in model:
-            self._header = Header.load(model[HEADER])
-        else:
-            self._header = Header(self._context.key, 0, specs_of(of_role(model, roles, *SENT)))
-        if self._header.key != self._context.key:
+        self._header = Header.load(model[HEADER]) if HEADER in model else Header(file.key, 0, {})
+        if self._header.key != file.key:
             raise InvalidOption(
-                f"{options.context}: has the key {self._context.key}, and the checkpoint's model is encrypted for "
+                f"{options.context}: has the key {file.key}, and the checkpoint's model is encrypted for "
                 f"{self._header.key}; expected the file of that key"
             )
+        plain = {name: tensor for name, tensor in model.items() if name not in (CIPHERTEXTS, HEADER)}
+        sent = of_role(plain, roles, *SENT)
+        names = sent.keys() | self._header.specs.keys()
+        hidden = matching(f"Homomorphic.context: {options.context}: encrypt", file.encrypt, names)
+        if HEADER not in model:
+            encrypted = {name: tensor for name, tensor in sent.items() if name in hidden}
+            _check(encrypted, roles)
+            self._header = self._header._replace(specs=specs_of(encrypted))
+        self._plain: int = sum(
+            tensor.nbytes for name, tensor in sent.items() if name not in hidden
+        )  # bytes of an update
+        super().__init__(
+            strategy, {name: each for name, each in plain.items() if name not in self._header.specs}, roles
+        )
+        self._begin()
+
+    def _begin(self) -> None:
         self._sum: list[Any] = []
         self._weight = self._clients = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of an update, at most."""
-        return nbytes(self._context, self._header.specs)
+        return nbytes(self._context, self._header.specs) + self._plain
 
     @property
     def described(self) -> Mapping[str, tuple[tuple[int, ...], str, bool]]:
@@ -66,9 +83,10 @@ class EncryptedSum(Aggregation):
     def fold(self, model: Model, update: Update, client: uuid.UUID, staleness: int) -> None:
         """Add an update. Raises InvalidUpdate, with nothing changed."""
         name = update_name(self._context.key)
-        if list(update.model) != [name]:
+        if name not in update.model:
             found = ", ".join(map(repr, update.model))
             raise InvalidUpdate(f"an update of {found:.100}; expected {name!r}: the client has another key, or none")
+        plain = {each: tensor for each, tensor in update.model.items() if each != name}
         ciphertexts, added, is_first = update.model[name], 0, not self._clients
         try:
             for at, ciphertext in enumerate(split(self._context, ciphertexts, self._header.specs)):
@@ -78,6 +96,7 @@ class EncryptedSum(Aggregation):
                 else:
                     self._sum[at] += vector
                 added += 1
+            super().fold(model, with_fields(update, model=plain), client, staleness)
         except Exception:
             if is_first:
                 self._sum.clear()
@@ -94,17 +113,35 @@ class EncryptedSum(Aggregation):
         return False
 
     def finish(self, model: Model, number: int) -> dict[str, Any]:
-        """Return the sum as the next model."""
+        """Return the sum, and the mean of what is not encrypted, as the next model. Raises what `finish` does."""
+        plain = super().finish(model, number)
         header = self._header._replace(weight=self._weight)
         found = bytearray()
         for at, vector in enumerate(self._sum):
             join(found, self._context.dump(vector))
             self._sum[at] = None  # so that there are not two sums
-        self.abandon()
+        self._begin()
         ours = {CIPHERTEXTS: np.frombuffer(found, np.uint8), HEADER: header.dump()}
-        return {**{name: model[name] for name in model if name not in (*header.specs, *ours)}, **ours}
+        return {**{name: each for name, each in plain.items() if name not in header.specs}, **ours}
 
     def abandon(self) -> None:
         """Discard the sum of this round."""
         super().abandon()
-        self._sum, self._weight, self._clients = [], 0, 0
+        self._begin()
+
+
+def _check(model: Model, roles: Roles) -> None:
+    """Raise InvalidOption for a tensor that cannot be encrypted."""
+    scratch = Scratch()
+    for name, tensor in model.items():
+        source = source_of(name, tensor)
+        for why, is_so in {
+            "is of the role unit, whose mean is brought to length 1 again; the server cannot": roles[name] == "unit",
+            f"is {source.spec.dtype}, which is not encrypted": source.spec.dtype in TORCH_ONLY,
+            "holds infinity": not is_finite(source, scratch),
+        }.items():
+            if is_so:
+                raise InvalidOption(
+                    f'Server.secure: {name!r} {why}; expected another dtype, the role "constant" or "local", or a key '
+                    "that is not for it (fl secure-key --encrypt)"
+                )

@@ -96,7 +96,8 @@ class Server:
                   as texts. The name of a certificate is proof, one that a client gives itself is not. True: any client.
                   Whoever may be one decides how much its clients weigh.
     secure:       secure aggregation (fl.SecureAggregation): the server learns the sum of the clients' updates, and no
-                  update; or homomorphic encryption (fl.Homomorphic): it reads nothing but its first model. None: none.
+                  update; or homomorphic encryption (fl.Homomorphic): it reads its first model, and of later ones and
+                  of updates what the key leaves plain. None: none.
     privacy:      differential privacy: the models say little of any one client, and the reports how little. None: none.
     callbacks:    objects that are called as rounds go on.
     """
@@ -163,7 +164,7 @@ class Server:
                 with_noise=privacy is not None,
             )
             check_homomorphic(
-                *(homomorphic, federation.strategy, federation.model, federation.roles),
+                *(homomorphic, federation.strategy, federation.model),
                 relays=bool(relays),
                 with_noise=privacy is not None,
             )

@@ -24,7 +24,6 @@ from fl.server.patience import Patience
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.blocks import Scratch, is_finite, source_of
-from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.roles import SENT, Roles, of_role
 from fl.tensors.serialization import messages
 from fl.tensors.spec import Model, specs_of
@@ -112,12 +111,11 @@ def check_homomorphic(
     homomorphic: Homomorphic | None,
     strategy: Strategy,
     model: Model,
-    roles: Roles,
     *,
     relays: bool,
     with_noise: bool,
 ) -> None:
-    """Raise InvalidOption unless ciphertexts can be summed for this strategy, and of this model."""
+    """Raise InvalidOption unless ciphertexts can be summed for this strategy."""
     if homomorphic is None:
         if HEADER in model:
             raise netq.InvalidOption("Server.secure: the model is encrypted; expected the fl.Homomorphic of its rounds")
@@ -139,20 +137,6 @@ def check_homomorphic(
     for why, is_so in wrong.items():
         if is_so:
             raise netq.InvalidOption(f"Server.secure: {why}")
-    if HEADER in model:
-        return
-    scratch = Scratch()
-    for tensor, value in of_role(model, roles, *SENT).items():
-        source = source_of(tensor, value)
-        for why, is_so in {
-            "is of the role unit, whose mean is brought to length 1 again; the server cannot": roles[tensor] == "unit",
-            f"is {source.spec.dtype}, which is not encrypted": source.spec.dtype in TORCH_ONLY,
-            "holds infinity": not is_finite(source, scratch),
-        }.items():
-            if is_so:
-                raise netq.InvalidOption(
-                    f'Server.secure: {tensor!r} {why}; expected another dtype, or the role "constant" or "local"'
-                )
 
 
 def check_privacy(privacy: Privacy, strategy: Strategy, model: Model, roles: Roles, min_clients: int) -> None:

@@ -40,13 +40,14 @@ def separate(model: Model) -> dict[str, Any]:
     seen: set[tuple[str, int]] = set()
     separated = {}
     for name, tensor in model.items():
-        place = _place(tensor)
+        place = place_of(tensor)
         separated[name] = _copied(tensor) if place in seen else tensor
         seen.add(place)
     return separated
 
 
-def _place(tensor: Any) -> tuple[str, int]:
+def place_of(tensor: Any) -> tuple[str, int]:
+    """Return the device of a tensor, and where its memory begins."""
     return (str(tensor.device), tensor.data_ptr()) if is_torch(tensor) else ("cpu", np.asarray(tensor).ctypes.data)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -119,6 +119,21 @@ def of_role(model: Mapping[str, Any], roles: Roles, *wanted: Role) -> dict[str, 
     return {name: tensor for name, tensor in model.items() if roles.get(name, "trained") in wanted}
 
 
+def matching(whose: str, patterns: Iterable[str], names: Collection[str]) -> set[str]:
+    """Return the names that one of the patterns matches (* and ?, as in "head.*").
+
+    Raises InvalidOption, which begins with `whose`, for a pattern that matches none.
+    """
+    found = set[str]()
+    for pattern in patterns:
+        plain = pattern.replace("[", "[[]")  # fnmatch has sets of characters, too; names have brackets: "layers[0]"
+        matched = {name for name in names if fnmatchcase(name, plain)}
+        if not matched:
+            raise InvalidOption(f"{whose}: no tensor is named {pattern!r}; {_hint(pattern, names)}")
+        found |= matched
+    return found
+
+
 def check_values(model: Model, roles: Roles) -> None:
     """Raise InvalidUpdate for a first model with values that its roles do not allow.
 
@@ -172,11 +187,7 @@ def _given(names: Collection[str], given: Mapping[str, str]) -> dict[str, Role]:
         if pattern in names:
             by_name[pattern] = role
             continue
-        plain = pattern.replace("[", "[[]")  # fnmatch has sets of characters, too; names have brackets: "layers[0]"
-        matched = {name for name in names if fnmatchcase(name, plain)}
-        if not matched:
-            raise InvalidOption(f"roles: no tensor is named {pattern!r}; {_hint(pattern, names)}")
-        for name in sorted(matched - given.keys()):
+        for name in sorted(matching("roles", [pattern], names) - given.keys()):
             other, before = by_pattern.setdefault(name, (pattern, role))
             if before != role:
                 raise InvalidOption(

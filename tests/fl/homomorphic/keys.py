@@ -17,7 +17,7 @@ import fl
 from fl.envelope import Job
 from fl.homomorphic.client import Encrypting
 from fl.homomorphic.context import new_key
-from fl.homomorphic.options import PARAMETERS, Homomorphic
+from fl.homomorphic.options import EVERYTHING, PARAMETERS, Homomorphic
 from fl.messages import Task, Update
 from fl.server.encrypted import EncryptedSum
 from fl.tensors.roles import assign
@@ -26,15 +26,15 @@ pytest.importorskip("tenseal")
 CLIENT = uuid.UUID(int=1)
 
 
-def files(number: int = 0, name: str = "sums") -> tuple[Path, Path]:
+def files(number: int = 0, name: str = "sums", encrypt: tuple[str, ...] = EVERYTHING) -> tuple[Path, Path]:
     """Return the clients' file, and the server's. `number`: of the key."""
-    return _made(number, name)
+    return _made(number, name, encrypt)
 
 
 @functools.cache
-def _made(number: int, name: str) -> tuple[Path, Path]:
+def _made(number: int, name: str, encrypt: tuple[str, ...]) -> tuple[Path, Path]:
     folder = Path(tempfile.mkdtemp())
-    made = new_key(PARAMETERS[name])
+    made = new_key(PARAMETERS[name], encrypt)
     made.write(folder / "clients.key")
     replace(made, secret=None).write(folder / "server.context")
     return folder / "clients.key", folder / "server.context"
@@ -43,10 +43,18 @@ def _made(number: int, name: str) -> tuple[Path, Path]:
 class Circle:
     """A server's sum, and its clients."""
 
-    def __init__(self, model: Mapping[str, Any], name: str = "sums", clients: int = 3, **options: Any) -> None:
-        key, context = files(0, name)
+    def __init__(
+        self,
+        model: Mapping[str, Any],
+        name: str = "sums",
+        clients: int = 3,
+        encrypt: tuple[str, ...] = EVERYTHING,
+        roles: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        key, context = files(0, name, encrypt)
         self.model: Mapping[str, Any] = model
-        self.roles = assign(model, None)
+        self.roles = assign(model, roles)
         self.sum = EncryptedSum(Homomorphic(context), fl.FedAvg(**options), model, self.roles)
         self.client = Encrypting(key)
         self._clients = clients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_a_key_and_the_export_of_a_model(tmp_path: Path) -> None:
     key, context, checkpoint, out = (tmp_path / name for name in ("a.key", "a.context", "a.ckpt", "a.npz"))
-    assert run("secure-key", key, context, "--parameters", "sums").returncode == 0
+    assert run("secure-key", key, context, "--parameters", "sums", "--encrypt", "w", "--encrypt", "w*").returncode == 0
+    assert json.loads(context.read_text())["encrypt"] == json.loads(key.read_text())["encrypt"] == ["w", "w*"]
     with Federation(secure=fl.Homomorphic(context), min_clients=1, checkpoint=checkpoint) as federation:
         federation.start(fl.Client(adds(2), secure=fl.SecurePolicy(key=key)).run, at(federation.server.netloc, A))
         federation.round(1)
@@ -53,3 +55,5 @@ def test_files_that_are_there_stay(tmp_path: Path) -> None:
 def test_unknown_parameters_are_refused(tmp_path: Path) -> None:
     done = run("secure-key", tmp_path / "a.key", tmp_path / "a.context", "--parameters", "sum")
     assert said(done) == "fl: --parameters: 'sum'; did you mean sums?"
+    done = run("secure-key", tmp_path / "a.key", tmp_path / "a.context", "--encrypt", "")
+    assert said(done).startswith("fl: encrypt: ('',); expected names of tensors, or patterns")
