@@ -187,6 +187,7 @@ class Task:
     secure: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        expect(isinstance(self.model, Mapping), "model", self.model, MODEL_IS)
         check_number("unasked", self.unasked)
         check_number("counted", self.counted)
         check_number("answered", self.answered)

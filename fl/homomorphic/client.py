@@ -42,8 +42,12 @@ class Encrypting:
         """Take the terms of a task. Raises InvalidUpdate."""
         if task.job.purpose == "statistics":  # which would be plain
             raise InvalidUpdate("this client has a homomorphic key, with which it gives no statistics of its data")
+        if task.job.purpose == "secure":
+            raise InvalidUpdate("the server asks for a step of masks, and homomorphic encryption has none")
+        if task.deltas:  # tensors in the same memory would be differences in memory of their own
+            raise InvalidUpdate("the server asks for a difference of models; this client encrypts models only")
         terms = task.secure[TERMS]
-        right = isinstance(terms, dict) and all(is_whole(terms.get(name), 1) for name in ("clients", "most"))
+        right = isinstance(terms, dict) and all(is_whole(terms.get(name), 1, 2**53) for name in ("clients", "most"))
         if not right:
             raise InvalidUpdate("the terms of homomorphic encryption are not valid: expected key, clients and most")
         if terms.get("key") != self._key.key:
@@ -62,11 +66,11 @@ class Encrypting:
         self._plain = {name: spec for name, spec in came.items() if name not in hidden}
         if HEADER not in task.model:
             self._specs = {name: spec for name, spec in came.items() if name in hidden}
-            _check_apart(sent, hidden)
         elif wrong := self._specs.keys() - hidden:  # what is decrypted would be sent in plain
             raise InvalidUpdate(f"the server encrypts {min(wrong)!r}, and this client's key does not{_FILES}")
         elif wrong := came.keys() & hidden:
             raise InvalidUpdate(f"the server has {min(wrong)!r} in plain, and this client's key encrypts it{_FILES}")
+        _check_apart(task.model, self._plain)  # with constant and local tensors, which training may write into, too
         return self
 
     def opened(self, task: Task) -> Task:
@@ -98,22 +102,25 @@ class Encrypting:
         if any(isinstance(each, Packed) for each in content.model.values()):
             raise InvalidUpdate("this client has a compression of its own, and packed updates cannot be encrypted")
         check_names(content.model, {**self._specs, **self._plain})  # no tensor leaves under a name that is not known
-        _check_apart(content.model, self._specs)
+        _check_apart(content.model, self._plain)
         examples = min(content.num_examples, self._most)
         hidden, plain = ({name: content.model[name] for name in part} for part in (self._specs, self._plain))
         ciphertexts = encrypt(self._key, hidden, self._specs, examples, self._clients)
         return with_fields(content, model={update_name(self._key.key): ciphertexts, **plain}, num_examples=examples)
 
 
-def _check_apart(model: Model, hidden: Collection[str]) -> None:
-    """Raise InvalidUpdate if a tensor that is encrypted has the memory of a plain one, which would have its values."""
+def _check_apart(model: Model, plain: Collection[str]) -> None:
+    """Raise InvalidUpdate if a tensor that is sent in plain has the memory of another one, and would have its values.
+
+    plain: the names of those that are sent in plain.
+    """
     filled = [name for name, spec in specs_of(model).items() if spec.size]
-    plain = {place_of(model[name]): name for name in filled if name not in hidden}
+    places = {place_of(model[name]): name for name in filled if name in plain}
     for name in filled:
-        if name in hidden and (other := plain.get(place_of(model[name]))) is not None:
+        if name not in plain and (other := places.get(place_of(model[name]))) is not None:
             raise InvalidUpdate(
-                f"{name!r} is encrypted, and has the same memory as {other!r}, which is not; expected a key for both "
-                "(fl secure-key --encrypt)"
+                f"{name!r} is not sent in plain, and has the same memory as {other!r}, which is; expected a key for "
+                "both (fl secure-key --encrypt)"
             )
 
 

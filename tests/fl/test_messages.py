@@ -153,6 +153,7 @@ def test_a_metric_becomes_a_float() -> None:
         (lambda: Job(1, 1, np.array(["train"] * 2)), "purpose"),  # type: ignore[arg-type]
         (lambda: Reply(Job(1, 1, "train"), MODEL), "content"),  # type: ignore[arg-type]
         (lambda: Reply(Job(1, 1, "train"), Update), "content"),  # type: ignore[arg-type]
+        (lambda: Task(Job(1, 1, "train"), [], {}), "model"),  # type: ignore[arg-type]
         (lambda: Task(Job(1, 1, "secure"), {}, {}), "secure"),
         (lambda: Task(Job(1, 1, "secure"), {}, {}, secure={"number": 1}), "secure"),
         (lambda: Task(Job(1, 1, "train"), {}, {}, secure={"step": "keys"}), "secure"),

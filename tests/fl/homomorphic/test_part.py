@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,18 +18,22 @@ import netq
 from edge.masks import Masks
 from edge.work import _reading
 from fl.__main__ import _decrypted
-from fl.envelope import Finished
+from fl.envelope import Finished, Job
 from fl.envelope import Task as Envelope
+from fl.envelope import values
 from fl.errors import InvalidUpdate
-from fl.homomorphic.client import Encrypting
+from fl.homomorphic.client import TERMS, Encrypting
 from fl.homomorphic.codec import CIPHERTEXTS, HEADER, Header, update_name
 from fl.homomorphic.codec import nbytes as ciphertexts_of
 from fl.homomorphic.options import KeyFile
 from fl.messages import MESSAGES, Task, Update, with_fields
+from fl.secure.masker import Masker
 from fl.server.checkpoint import load
 from fl.server.encrypted import EncryptedSum
 from fl.tensors.spec import Spec, nbytes
+from fl.trainer import Trainer
 from netq.errors import InvalidOption
+from netq.utils.stream import Stream
 from tests.edge.test_agent import running
 from tests.fl.federation import A, B, Federation, at
 from tests.fl.homomorphic.keys import CLIENT, Circle, files
@@ -177,11 +182,11 @@ def test_a_client_refuses_to_decrypt_what_it_would_send_in_plain() -> None:
 
 def test_a_client_refuses_a_plain_tensor_of_its_key_within_a_model_of_ciphertexts() -> None:
     circle = later()
-    values = SENT["conv.w"]
+    weights = SENT["conv.w"]
     for task in (
-        lie(circle, {"conv.w": values}),
-        lie(circle, {"conv.b": values}),
-        lie(circle, {"head": values}, head=None),
+        lie(circle, {"conv.w": weights}),
+        lie(circle, {"conv.b": weights}),
+        lie(circle, {"head": weights}, head=None),
     ):
         with pytest.raises(InvalidUpdate, match=r"has '(conv|head).*' in plain, and this client's key encrypts it"):
             circle.client.begin(task)
@@ -227,11 +232,54 @@ def test_an_encrypted_tensor_shares_no_memory_with_a_plain_one() -> None:
     empty = {**SENT, "running_mean": shared[:0], "head": shared[:0]}  # without elements, they share none
     tied = {**empty, "conv.w": shared.reshape(2, 3), "body": shared[:4]}
     circle.client.begin(with_fields(circle.task, model=empty))
-    why = "'conv.w' is encrypted, and has the same memory as 'body', which is not"
+    why = "'conv.w' is not sent in plain, and has the same memory as 'body', which is"
     with pytest.raises(InvalidUpdate, match=why):
         circle.client.begin(with_fields(circle.task, model=tied))
     with pytest.raises(InvalidUpdate, match=why):  # tied weights of the client
         circle.update(tied, 1)
+
+
+@pytest.mark.parametrize("role", ["constant", "local"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_no_role_gives_a_tensor_the_memory_of_a_plain_one(role: str, is_first: bool) -> None:
+    """Training writes into local and constant tensors, too, and does not send them."""
+    circle, shared = part() if is_first else later(), np.zeros(4, np.float32)
+    model = {**circle.model, "conv.v": shared, "body": shared}
+    task = with_fields(circle.task, model=model, roles={"conv.v": role})
+    with pytest.raises(InvalidUpdate, match=r"'conv\.v' is not sent in plain, and has the same memory as 'body'"):
+        circle.client.begin(task)
+
+
+def answer(task: Task, train: Any) -> Finished | str:
+    """Return what a client sends, of which a server asks this."""
+    masker = Masker(fl.SecurePolicy(key=KEY), netq.CommunicatorOptions())
+    masker.check()
+    sent = Envelope(task.job, 0, 0, 0, 1.0, Stream([]), is_secure=True, values=values(task))
+    return Trainer(train).answer(sent, None, masker)
+
+
+def test_a_difference_does_not_part_tied_weights() -> None:
+    def tied(model: Any, config: Any) -> Update:
+        return Update({**model, "body": model["conv.w"]}, 1)
+
+    model = {**SENT, "conv.w": np.zeros(4, np.float32)}
+    for deltas, why in ((False, "has the same memory as 'body'"), (True, "asks for a difference")):
+        found = answer(with_fields(part().task, model=model, deltas=deltas), tied)
+        assert isinstance(found, str)
+        assert why in found
+
+
+def test_a_task_that_is_not_valid_does_not_end_the_client() -> None:
+    task = part().task
+    huge = {TERMS: {**task.secure[TERMS], "clients": 10**400}}  # which no float is
+    for wrong, why in (
+        (with_fields(task, secure=huge), "the terms of homomorphic encryption are not valid"),
+        (with_fields(task, model=[]), "the task cannot be read: .*expected a dict of arrays"),
+        (with_fields(task, job=Job(1, 1, "secure"), secure={**task.secure, "step": "keys"}), "homomorphic encryption"),
+    ):
+        found = answer(wrong, train)
+        assert isinstance(found, str)
+        assert re.search(why, found)
 
 
 # Files, rounds and devices
