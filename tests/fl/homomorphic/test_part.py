@@ -18,9 +18,8 @@ import netq
 from edge.masks import Masks
 from edge.work import _reading
 from fl.__main__ import _decrypted
-from fl.envelope import Finished, Job
+from fl.envelope import Finished, Job, values
 from fl.envelope import Task as Envelope
-from fl.envelope import values
 from fl.errors import InvalidUpdate
 from fl.homomorphic.client import TERMS, Encrypting
 from fl.homomorphic.codec import CIPHERTEXTS, HEADER, Header, update_name
