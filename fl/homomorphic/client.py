@@ -100,7 +100,9 @@ class Encrypting:
         if content.extra:
             raise InvalidUpdate(f"extra: {', '.join(content.extra)}; expected none: the model only is encrypted")
         if any(isinstance(each, Packed) for each in content.model.values()):
-            raise InvalidUpdate("this client has a compression of its own, and packed updates cannot be encrypted")
+            raise InvalidUpdate(
+                "the update is packed by a compression, the task's or this client's: it cannot be encrypted"
+            )
         check_names(content.model, {**self._specs, **self._plain})  # no tensor leaves under a name that is not known
         _check_apart(content.model, self._plain)
         examples = min(content.num_examples, self._most)

@@ -82,7 +82,7 @@ def test_reports_travel_as_they_are() -> None:
         ({"w": np.full(3, 2.0**21, np.float32)}, 1, "'w' holds more than 1.05e.06, whose neighbours in a ciphertext"),
         ({"w": np.full(3, 1000, np.float32)}, 1400, "'w' times 1400 examples is beyond the parameters' range"),
         ({"w": np.full(3, 1, np.float32)}, 10**7, "the number of 10000000 examples is beyond"),
-        ({"w": Packed("float32", (3,), "float32", 3, False, np.zeros(12, np.uint8))}, 1, "a compression of its own"),
+        ({"w": Packed("float32", (3,), "float32", 3, False, np.zeros(12, np.uint8))}, 1, "packed by a compression"),
     ],
     ids=["nan", "infinity", "shape", "name", "large", "range", "examples", "packed"],
 )
