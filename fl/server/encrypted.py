@@ -54,12 +54,9 @@ class EncryptedSum(Aggregation):
             encrypted = {name: tensor for name, tensor in sent.items() if name in hidden}
             _check(encrypted, roles)
             self._header = self._header._replace(specs=specs_of(encrypted))
-        self._plain: int = sum(
-            tensor.nbytes for name, tensor in sent.items() if name not in hidden
-        )  # bytes of an update
-        super().__init__(
-            strategy, {name: each for name, each in plain.items() if name not in self._header.specs}, roles
-        )
+        self._of_plain: int = sum(sent[name].nbytes for name in sent.keys() - hidden)
+        others = {name: tensor for name, tensor in plain.items() if name not in self._header.specs}
+        super().__init__(strategy, others, roles)
         self._begin()
 
     def _begin(self) -> None:
@@ -69,7 +66,7 @@ class EncryptedSum(Aggregation):
     @property
     def nbytes(self) -> int:
         """Bytes of an update, at most."""
-        return nbytes(self._context, self._header.specs) + self._plain
+        return nbytes(self._context, self._header.specs) + self._of_plain
 
     @property
     def described(self) -> Mapping[str, tuple[tuple[int, ...], str, bool]]:
