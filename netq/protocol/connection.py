@@ -72,6 +72,7 @@ LEGAL: dict[State, frozenset[FrameKind]] = {
 }
 _WITHOUT_LANE = frozenset({FrameKind.INI, FrameKind.PING, FrameKind.FIN})  # frames of the link: their lane is 0
 _PROBE_TIMEOUT = 2.0  # seconds: a link that is probed is lost if it receives nothing for so long
+_BUSY = 0.1  # seconds: timers are later than that only if their process stands still
 _NANOSECONDS = 1_000_000_000  # per second: the number of a PING is the age of its link in nanoseconds
 _MESSAGES = frozenset({State.OPEN, State.CLOSING})  # the peer may send messages
 LENGTH = {  # bytes of a body, least and most. The session checks those of MSG further
@@ -227,7 +228,8 @@ class Connection:
         """Send a PING or give the link up, if it is time for that. With a PING, free memory for received bytes."""
         events: list[Event] = []
         if self.open:
-            if now - self.deadline() > self._options.heartbeat:  # this process stood still: the silence begins anew
+            late = now - self.deadline()
+            if late > max(_BUSY, self._options.heartbeat):  # this process stood still: the silence begins anew
                 self._last_received = now
                 self._probed = None if self._probed is None else now
             if now >= self._silence_ends:

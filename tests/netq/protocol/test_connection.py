@@ -326,10 +326,16 @@ def test_time_in_which_this_process_stood_still_is_no_silence() -> None:
     assert kinds(sent(connection, 200.0)) == [FrameKind.PING]
     assert connection.deadline() == 202.0
     assert len(connection.tick(202.0)) == 1
-    for late, lost in ((10.0, 1), (10.1, 0)):
-        connection = opened(now=100.0)
-        idle(connection, 130.0)
-        assert len(connection.tick(130.0 + late)) == lost
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "late", "lost"), [(10.0, 10.0, 1), (10.0, 10.1, 0), (0.01, 0.09, 1), (0.01, 0.2, 0)]
+)
+def test_a_timer_that_is_a_little_late_still_ends_the_silence(heartbeat: float, late: float, lost: int) -> None:
+    connection = opened(ConnectionOptions(heartbeat=heartbeat, misses=3))
+    ends = 30.0  # with the client's heartbeat of 10 s
+    idle(connection, ends)
+    assert len(connection.tick(ends + late)) == lost
 
 
 def test_probed_link_is_lost_without_answer() -> None:
