@@ -337,7 +337,8 @@ def secure_key(
         except InvalidOption:
             key.unlink()  # half of a pair is of no use
             raise
-        print(f"{key}: for the clients only; {context}: for the server")
+        what = f"; encrypts only {', '.join(map(repr, encrypt))}" if encrypt else ""
+        print(f"{key}: for the clients only; {context}: for the server{what}")
 
 
 @app.command(epilog="Example: fl plot rounds.jsonl --metric accuracy --out rounds.png")

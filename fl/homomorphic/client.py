@@ -54,6 +54,11 @@ class Encrypting:
             raise InvalidUpdate(
                 f"this client has the homomorphic key {self._key.key}, and its server {terms.get('key')!r:.40}{_FILES}"
             )
+        if terms.get("encrypt") != list(self._patterns):  # the server's file was changed by hand
+            raise InvalidUpdate(
+                f"this client's key encrypts {', '.join(map(repr, self._patterns))}, and its server "
+                f"{terms.get('encrypt')!r:.100}{_FILES}"
+            )
         self._most, self._clients = terms["most"], terms["clients"]
         sent = {name: tensor for name, tensor in task.model.items() if name not in (CIPHERTEXTS, HEADER)}
         sent = of_role(sent, task.roles, *SENT)

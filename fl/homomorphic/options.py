@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,6 +127,7 @@ class KeyFile:
 
         try:
             with open(path, "rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
                 found = json.loads(file.read(_LARGEST_FILE))
         except OSError as error:
             raise wrong(f"cannot be read ({error.strerror})") from None
@@ -138,9 +140,12 @@ class KeyFile:
         if is_secret and found["format"] == _CONTEXT:
             raise wrong("is the server's file, without the secret key")
         try:
-            return cls._of(found, is_secret)
+            key = cls._of(found, is_secret)
         except (InvalidOption, KeyError, TypeError, ValueError) as error:
             raise wrong(f"is damaged: {error}") from None
+        if is_secret and mode & (stat.S_IROTH | stat.S_IWOTH):
+            raise InvalidOption(f"{path}: all users of this machine may read it; run: chmod 600 {path}")
+        return key
 
     @classmethod
     def _of(cls, found: dict[str, Any], is_secret: bool) -> KeyFile:

@@ -7,6 +7,8 @@ round that counts on a model is ciphertexts, their header, and the tensors that 
 
 from __future__ import annotations
 
+import logging
+import reprlib
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +28,8 @@ from fl.tensors.dtypes import TORCH_ONLY
 from fl.tensors.roles import SENT, Roles, matching, of_role
 from fl.tensors.spec import Model, specs_of
 from netq.errors import InvalidOption
+
+log = logging.getLogger("netq.fl")
 
 
 class EncryptedSum(Aggregation):
@@ -48,13 +52,17 @@ class EncryptedSum(Aggregation):
             )
         plain = {name: tensor for name, tensor in model.items() if name not in (CIPHERTEXTS, HEADER)}
         sent = of_role(plain, roles, *SENT)
-        names = sent.keys() | self._header.specs.keys()
+        names = sorted(sent.keys() | self._header.specs.keys())
         hidden = matching(f"Homomorphic.context: {options.context}: encrypt", file.encrypt, names)
         if HEADER not in model:
             encrypted = {name: tensor for name, tensor in sent.items() if name in hidden}
             _check(encrypted, roles)
             self._header = self._header._replace(specs=specs_of(encrypted))
-        self._of_plain: int = sum(sent[name].nbytes for name in sent.keys() - hidden)
+        self._patterns = list(file.encrypt)
+        shown = sorted(sent.keys() - hidden)
+        self._of_plain: int = sum(sent[name].nbytes for name in shown)
+        if shown:
+            log.info("the server and the network read these tensors of updates in plain: %s", reprlib.repr(shown)[1:-1])
         others = {name: tensor for name, tensor in plain.items() if name not in self._header.specs}
         super().__init__(strategy, others, roles)
         self._begin()
@@ -75,7 +83,8 @@ class EncryptedSum(Aggregation):
 
     def terms(self, clients: int) -> Mapping[str, Any]:
         """Return `secure` of a task. clients: of how many the sum may be."""
-        return {TERMS: {"key": self._context.key, "clients": clients, "most": self._strategy.examples(2**53)}}
+        most = self._strategy.examples(2**53)
+        return {TERMS: {"key": self._context.key, "encrypt": self._patterns, "clients": clients, "most": most}}
 
     def fold(self, model: Model, update: Update, client: uuid.UUID, staleness: int) -> None:
         """Add an update. Raises InvalidUpdate, with nothing changed."""

@@ -30,7 +30,8 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_a_key_and_the_export_of_a_model(tmp_path: Path) -> None:
     key, context, checkpoint, out = (tmp_path / name for name in ("a.key", "a.context", "a.ckpt", "a.npz"))
-    assert run("secure-key", key, context, "--parameters", "sums", "--encrypt", "w", "--encrypt", "w*").returncode == 0
+    made = run("secure-key", key, context, "--parameters", "sums", "--encrypt", "w", "--encrypt", "w*")
+    assert made.stdout == f"{key}: for the clients only; {context}: for the server; encrypts only 'w', 'w*'\n"
     assert json.loads(context.read_text())["encrypt"] == json.loads(key.read_text())["encrypt"] == ["w", "w*"]
     with Federation(secure=fl.Homomorphic(context), min_clients=1, checkpoint=checkpoint) as federation:
         federation.start(fl.Client(adds(2), secure=fl.SecurePolicy(key=key)).run, at(federation.server.netloc, A))

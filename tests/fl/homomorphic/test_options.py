@@ -97,6 +97,16 @@ def test_damaged_files_are_refused(change: dict[str, Any], why: str, tmp_path: P
         KeyFile.read(path, is_secret=True)
 
 
+def test_a_key_that_all_users_may_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "clients.key"
+    path.write_bytes(files()[0].read_bytes())
+    path.chmod(0o644)
+    with pytest.raises(InvalidOption, match=r"all users of this machine may read it; run: chmod 600 .*clients\.key"):
+        KeyFile.read(path, is_secret=True)
+    path.chmod(0o640)
+    assert KeyFile.read(path, is_secret=True).secret
+
+
 def test_a_key_of_other_parameters_than_its_file_says_is_refused() -> None:
     file = KeyFile.read(files()[0], is_secret=True)
     with pytest.raises(InvalidOption, match="of other parameters than its file says"):

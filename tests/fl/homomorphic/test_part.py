@@ -307,6 +307,10 @@ def test_a_server_whose_file_was_changed_gets_no_plain_tensor(tmp_path: Path) ->
     circle = part()
     update = circle.update(SENT, 1)
     lying = EncryptedSum(fl.Homomorphic(path), fl.FedAvg(), SENT, circle.roles)
+    with pytest.raises(
+        InvalidUpdate, match=r"encrypts 'conv\.\*', 'head', and its server \['head'\]: give both the files"
+    ):
+        circle.client.begin(with_fields(circle.task, secure=lying.terms(1)))
     with pytest.raises(InvalidUpdate, match=r"'conv\.w' is missing"):
         lying.fold(SENT, update, CLIENT, 0)
 

@@ -392,7 +392,7 @@ def test_a_relay_does_not_wait_for_a_suspended_client() -> None:
 @pytest.mark.parametrize("lost", [2, 3])
 def test_a_relay_that_is_lost_in_the_middle_of_a_round(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
     """Of 8 clients the sum needs 6. Those of the lost relay go on to the server."""
-    monkeypatch.setattr(fl.membership, "_MOVE", 0.3)
+    monkeypatch.setattr(fl.membership, "_MOVE", 1.5)
     gone: list[int] = []
 
     def closes(number: int) -> Any:

@@ -243,7 +243,7 @@ def test_wrong_arguments(change: dict[str, Any], error: str) -> None:
 
 
 def test_a_client_goes_on_to_the_next_relay_and_counts_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fl.membership, "_MOVE", 0.3)
+    monkeypatch.setattr(fl.membership, "_MOVE", 1.5)
     with socket.create_server(("127.0.0.1", 0)) as listens:  # and does not answer
         silent = netq.NetworkLocation(*listens.getsockname())
         with Tree([[1, 2]], trains, model=model(), relay={"min_clients": 3}) as tree:
@@ -281,7 +281,7 @@ def test_the_end_of_the_federation_ends_the_round_of_a_relay(log: LogRecorder) -
 def test_relays_that_are_each_others_fallback_find_the_server_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: LogRecorder
 ) -> None:
-    monkeypatch.setattr(fl.membership, "_MOVE", 0.3)
+    monkeypatch.setattr(fl.membership, "_MOVE", 1.5)
     monkeypatch.setattr(fl.relay.relay, "_ALONE", 0.6)
     places = [netq.NetworkLocation(*ports.free()) for _ in range(3)]
     pool = ThreadPoolExecutor(6)
