@@ -68,7 +68,7 @@ def test_sessions_begin_and_end_in_one_table(communicators: Communicators) -> No
 
 def test_absence_is_counted_from_the_loss_of_the_link(communicators: Communicators) -> None:
     server = communicators.server()
-    client = communicators.client(server.netloc)
+    client = communicators.client(server.netloc, retry_min=1.0, retry_max=1.0)  # time to see that it is absent
     introduce(server, client)
     server.pause(client.id, "others go first")  # which drops its link
     while not (absent := server.absences(client.id)[client.id]):
