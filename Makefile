@@ -50,9 +50,9 @@ broker:
 demo: .venv/demo $(if $(filter mqtt,$(PROTOCOL)),broker)
 	$(RUN) -m examples.digits --protocol $(PROTOCOL)
 
-# In four processes, because most of the time is waiting. The plugin runs tests that need the whole machine alone. If a
+# In five processes, because most of the time is waiting. The plugin runs tests that need the whole machine alone. If a
 # process crashes the run ends: the others would wait for it for ever.
-SPREAD = -p tests.faults.plugin -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SPREAD = -p tests.faults.plugin -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: .venv/dev tools
 	$(RUN) -m pytest $(SPREAD)

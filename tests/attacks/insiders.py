@@ -402,7 +402,8 @@ def run(*ways: str, rounds: int, size: int, good: int = GOOD, **settings: Any) -
             stack.callback(process.join)
             stack.callback(process.kill)
         until = time.monotonic() + LIMIT
-        while not {uuid.UUID(int=number) for number in range(good)} <= {*server.clients}:
+        everyone = {uuid.UUID(int=number) for number in (*range(good), *range(HOSTILE, HOSTILE + len(ways)))}
+        while not everyone <= {*server.clients}:
             server._members.sessions_changed.wait(0.1)
             assert time.monotonic() < until
         begin = time.monotonic()
