@@ -24,7 +24,7 @@ from benchmarks.task import Place, Task
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 180.0  # seconds for one measurement
-ENDING = 5.0  # seconds for a server to end when its client has failed
+ENDING = 60.0  # seconds for a server to end when its client has failed
 _SHARED = Path("/dev/shm")
 
 

@@ -188,7 +188,8 @@ def is_there(pid: int) -> bool:
     ("how", "keep"), [("hang", "false"), ("hang", "true"), ("return", "false")], ids=["killed", "kept", "ended"]
 )
 def test_daemon_of_the_training_ends_with_it(tmp_path: Path, how: str, keep: str) -> None:
-    more = f'how = "{how}"\n[training]\nseconds = 5.0\nkeep = {keep}\n'
+    seconds = 10.0 if how == "hang" else LIMIT
+    more = f'how = "{how}"\n[training]\nseconds = {seconds}\nkeep = {keep}\n'
     with device(tmp_path, "leaves_a_daemon", more) as (server, _):
         report = server.round()
         assert report.clients == (() if how == "hang" else (ID,))
