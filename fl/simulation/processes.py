@@ -88,7 +88,8 @@ class WorkerPool:
     def run(self, start: Start, close: Callable[[float], None]) -> Iterator[None]:
         """Connect the clients to the server. Raises SimulationError if a process fails within the `with` block.
 
-        close: closes the server, without waiting for its clients, after the first error of a process.
+        close: closes the server, without waiting for its clients, after the first error of a process. A round may find
+               that they have gone before it finds that its server is closed.
         """
         self._receiver = threading.Thread(target=self._receive, args=(close,), name="fl-workers", daemon=True)
         self._receiver.start()
@@ -99,7 +100,7 @@ class WorkerPool:
             yield
         except BaseException as error:
             self._end()
-            if isinstance(error, netq.Closed) and self._error is not None:
+            if isinstance(error, netq.Closed | SimulationError) and self._error is not None:
                 raise SimulationError(str(self._error)) from None
             raise
 

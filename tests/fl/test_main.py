@@ -33,7 +33,7 @@ from tests.programs.in_process import own_process
 from tests.programs.reading import Reading
 
 pytest.importorskip("typer")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "fl"]

@@ -19,7 +19,6 @@ from tests.fl.test_main import COMMAND, ROOT, call, serving, write
 from tests.programs.reading import Reading
 
 pytest.importorskip("typer")
-pytestmark = pytest.mark.timeout(20)
 
 ASKED = "[statistics.columns]\nage = { low = 0, high = 100, bins = 10 }\nweight = { low = 30, high = 150 }\n"
 

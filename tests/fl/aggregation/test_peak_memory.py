@@ -49,6 +49,7 @@ with ThreadPoolExecutor(int(sys.argv[1])) as pool:
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # what a client has sent stays, if it stands still for half a second while others wait
 def test_peak_memory_is_three_models() -> None:
     clients = 6
     command = [sys.executable, "-c", SERVER, str(clients), str(MODEL)]

@@ -27,7 +27,7 @@ from tests.fl.relay.tree import HERE
 from tests.programs.reading import Reading
 
 pytest.importorskip("typer")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 

@@ -29,7 +29,11 @@ from fl.errors import SimulationError
 from fl.messages import Report, Update
 from fl.simulation import calls
 from fl.simulation.arguments import Engine
+from fl.simulation.calls import Calls
+from fl.simulation.processes import WorkerPool
 from fl.simulation.simulate import Result, simulate
+from fl.simulation.worker import Start
+from netq.testing.fixtures import LIMIT
 from tests.fl.federation import SOON, adds, gives, zeros
 from tests.pages import Page
 
@@ -333,6 +337,25 @@ def test_client_error_in_the_last_round_is_raised() -> None:
     for _ in range(5):  # the error may arrive before or after the end of the round
         with pytest.raises(SimulationError, match=r"^client 1: round 1: train failed"):
             simulate(zeros(), [in_round(1, fail)] * 3, 1, engine="network", **SETTINGS)
+
+
+def test_an_error_of_a_client_stands_before_what_a_round_makes_of_it() -> None:
+    class Fails:
+        def run(self, options: netq.CommunicatorOptions, protocol: netq.Protocol) -> None:
+            raise ValueError("no such digit")
+
+    closed = threading.Event()
+    begin = Start(netq.NetworkLocation("127.0.0.1", 1), netq.Protocol.TCP, 1, ordered=True, strict=True)
+
+    def run() -> None:
+        with WorkerPool([{0: Fails()}], Calls(1)) as workers:
+            workers.start("fork")
+            with workers.run(begin, lambda seconds: closed.set()):
+                assert closed.wait(LIMIT)
+                raise SimulationError("round 1: no client has a valid update; client 0: it has gone")
+
+    with pytest.raises(SimulationError, match=r"(?s)^client 0: .*no such digit"):
+        run()
 
 
 def test_wrong_return_type_ends_the_simulation() -> None:
