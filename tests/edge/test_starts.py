@@ -202,16 +202,16 @@ def renew(clock: Clock, device: Device) -> None:
 def test_certificate_of_another_day_is_waited_for(
     tls_server: Server, device: Device, days: int, said: str, mend: Callable[[Clock, Device], None]
 ) -> None:
-    clock = Clock(device.folder / "clock")
-    clock.set(days * DAY)
-    device.environment = clock.environment
     (device.folder / "sitecustomize.py").write_text(SLEEP)
-    with device.started(tls_server, more=SECURITY):
-        line = device.wait_for("not taking part: security.certificate: ")
-        assert said in line
-        mend(clock, device)
-        device.wait_for("going on after ")
-        tls_server.update()
+    with Clock(device.folder / "clock") as clock:
+        clock.set(days * DAY)
+        device.environment = clock.environment
+        with device.started(tls_server, more=SECURITY):
+            line = device.wait_for("not taking part: security.certificate: ")
+            assert said in line
+            mend(clock, device)
+            device.wait_for("going on after ")
+            tls_server.update()
 
 
 @pytest.mark.usefixtures("no_child")

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -150,29 +150,30 @@ def test_jump_of_the_wall_clock_by_a_day_is_harmless(
     wires: dict[str, Wire], children: Children, tmp_path: Path, log: LogRecorder, figure: Figure
 ) -> None:
     def scenario(wire: Wire, communicators: Communicators) -> None:
-        clock, id = Clock(tmp_path / wire.kind), uuid.uuid4()
-        server = communicators.server(**QUICK)
-        environment, netloc = clock.environment, server.netloc
-        far_client = children.start("echo", wire, Purpose.CLIENT, netloc, environment, id=id, connection=QUICK)
-        far_server = children.start("echo", wire, Purpose.SERVER, environment=environment, connection=QUICK)
-        assert far_client.receive()["netloc"] == list(netloc)
-        client = communicators.client(NetworkLocation(*far_server.receive()["netloc"]), **QUICK)
-        assert server.get(timeout=LIMIT) == (id, "hello")
-        for jump in (DAY, -DAY):
-            clock.set(jump)
-            for queue in (server, client):
-                assert_sees(queue, jump)
-            for queue, silence in ((server, SILENCE), (client, 0.0)):  # the same silence for both
-                with pytest.raises(TimeoutError):
-                    queue.get(timeout=silence)
-            for queue in (server, client):
-                assert_sees(queue, jump)
-        for queue, program, connected in ((server, far_client, 1), (client, far_server, 0)):
-            queue.put("enough").result(LIMIT)
-            if queue is client:
-                client.close(LIMIT)  # its server waits for its close
-            assert program.receive() == {"connected": connected, "lost": []}
-            program.finish()
+        id = uuid.uuid4()
+        with Clock(tmp_path / wire.kind) as clock:
+            server = communicators.server(**QUICK)
+            environment, netloc = clock.environment, server.netloc
+            far_client = children.start("echo", wire, Purpose.CLIENT, netloc, environment, id=id, connection=QUICK)
+            far_server = children.start("echo", wire, Purpose.SERVER, environment=environment, connection=QUICK)
+            assert far_client.receive()["netloc"] == list(netloc)
+            client = communicators.client(NetworkLocation(*far_server.receive()["netloc"]), **QUICK)
+            assert server.get(timeout=LIMIT) == (id, "hello")
+            for jump in (DAY, -DAY):
+                clock.set(jump)
+                for queue in (server, client):
+                    assert_sees(queue, jump)
+                for queue, silence in ((server, SILENCE), (client, 0.0)):  # the same silence for both
+                    with pytest.raises(TimeoutError):
+                        queue.get(timeout=silence)
+                for queue in (server, client):
+                    assert_sees(queue, jump)
+            for queue, program, connected in ((server, far_client, 1), (client, far_server, 0)):
+                queue.put("enough").result(LIMIT)
+                if queue is client:
+                    client.close(LIMIT)  # its server waits for its close
+                assert program.receive() == {"connected": connected, "lost": []}
+                program.finish()
         figure("20 wall clock", f"{wire.kind}: +1 day, then -1 day, at the client and at the server: no link lost")
 
     on_each(wires, scenario)
@@ -181,7 +182,7 @@ def test_jump_of_the_wall_clock_by_a_day_is_harmless(
 
 
 class Clock:
-    """The wall clock of processes with libfaketime. Their monotonic clock is not changed."""
+    """The wall clock of processes with libfaketime. Their monotonic clock is not changed. End them before the clock."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -193,6 +194,15 @@ class Clock:
             "DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # the newer name of the same setting
         }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the shared memory that libfaketime leaves of processes that have ended."""
+        for path in Path("/dev/shm").glob("*faketime_s?m_*"):
+            if not Path("/proc", path.name.rpartition("_")[2]).exists():
+                path.unlink(missing_ok=True)
 
     def set(self, offset: float) -> None:
         """Change the clock of running processes."""
