@@ -50,10 +50,13 @@ class Hostile(logging.Handler):
         self._lock = threading.RLock()
         self.put = Counter[uuid.UUID]()  # lines, by client
         self.raised = 0
+        self._has_ended = False
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Do one of these, in the place of a filter, where nothing guards it."""
         with self._lock:
+            if self._has_ended:
+                return False
             match self._random.randrange(4):
                 case 0:
                     self.raised += 1
@@ -65,6 +68,11 @@ class Hostile(logging.Handler):
                     client.put(("line", self.put[client.id]), lane=1)
                     self.put[client.id] += 1
         return True
+
+    def end(self) -> None:
+        """Wait for a line that a thread is at, then do nothing more: a client is closed after its last message."""
+        with self._lock:
+            self._has_ended = True
 
 
 class Producer(threading.Thread):
@@ -140,6 +148,7 @@ def run(seconds: float, seed: int) -> Outcome:
         hangs = sum(producer.hangs + producer.is_alive() for producer in producers)
     finally:
         logger.removeHandler(hostile)
+        hostile.end()
         logger.setLevel(level)
         logging.raiseExceptions = raises
     left = 0 if hangs else sum(client.close(LIMIT) for client in clients)
