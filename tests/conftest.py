@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,11 @@ _GRACE = 2.0  # seconds for threads that are ending
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # other processes work at the same time
 hypothesis.settings.load_profile("untimed")
+
+
+def pytest_configure() -> None:
+    """Have programs end at SIGINT, as many tests expect: what a shell runs in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
