@@ -153,9 +153,11 @@ def test_delivered_app_is_stored_by_the_process_of_the_app(tmp_path: Path, keep:
     with serving(delivery=author.signed(1, value=10)) as grid:
         device = Device(tmp_path, grid.netloc.port, table, app=None)
         for _ in range(2):
-            with device.running():
+            with device.running() as process:
                 grid.wait(1, SOON)
                 replies = [ask(grid, device, "query") for _ in range(2)]
+                process.terminate()  # and not killed: `wait` might count a device that has gone
+                assert process.wait(SOON) == 0
             assert [reply.content["it"]["value"] for reply in replies] == [11, 11]
     assert [path.name for path in (tmp_path / "apps").iterdir()] == [author.app(1, value=10).version]
 
