@@ -167,8 +167,9 @@ def test_timeout_leaves_a_begun_message_whole(monkeypatch: pytest.MonkeyPatch) -
 
             def begin() -> None:
                 proxy.hold(after=_BEGUN)
+                begun = proxy.passed + _BEGUN // 2
                 futures.append(client.put(sent))
-                proxy.wait(proxy.passed + 1, LIMIT)
+                proxy.wait(begun, LIMIT)
 
             _when_lent(monkeypatch, server, begin)
             with pytest.raises(TimeoutError):
@@ -214,8 +215,9 @@ def test_other_message_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
             def begin() -> None:
                 proxy.hold(after=_BEGUN)
+                begun = proxy.passed + _BEGUN // 2
                 futures.append(client.put(sent))
-                proxy.wait(proxy.passed + _BEGUN // 2, LIMIT)
+                proxy.wait(begun, LIMIT)
                 other.put(sent + 1)
 
             _when_lent(monkeypatch, server, begin)
@@ -237,8 +239,9 @@ def test_end_of_the_session_lets_the_array_alone(monkeypatch: pytest.MonkeyPatch
 
             def begin() -> None:
                 proxy.hold(after=_BEGUN)
+                begun = proxy.passed + _BEGUN // 2
                 client.put(bytearray(_SIZE))
-                proxy.wait(proxy.passed + _BEGUN // 2, LIMIT)
+                proxy.wait(begun, LIMIT)
                 server.expel(client.id, "enough")
 
             _when_lent(monkeypatch, server, begin)
