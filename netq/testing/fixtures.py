@@ -5,7 +5,9 @@ No check sleeps. It waits for futures and in `get`, never longer than LIMIT.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import socket
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +32,7 @@ class Communicators:
     def __init__(self, make: Make) -> None:
         self._make = make
         self._open: list[Communicator] = []  # in the order in which they will be closed
+        self._held = contextlib.ExitStack()  # ports at which no server listens
 
     def server(self, netloc: NetworkLocation = _HERE, **options: Any) -> Communicator:
         """Return a server; `options` are those of CommunicatorOptions and of ConnectionOptions."""
@@ -54,6 +57,10 @@ class Communicators:
         """Return an address at which no server listens, and one can."""
         server = self.server()
         self.abort(server)
+        held = self._held.enter_context(socket.socket())
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # a broker listens there
+            held.bind(server.netloc)  # so that no other process is given this port
         return server.netloc
 
     def abort(self, communicator: Communicator) -> int:
@@ -71,6 +78,7 @@ class Communicators:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._held.close()
         failed = [communicator._endpoint.undelivered.count for communicator in self._open]
         left = [
             each.close(LIMIT if error is None else 0) - before for each, before in zip(self._open, failed, strict=True)
