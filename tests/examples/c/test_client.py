@@ -189,11 +189,12 @@ def test_dropped_message_takes_no_room(clients: Programs, tmp_path: Path) -> Non
         process = clients.start("get", proxy.netloc, 2, tmp_path, "--window", 1000)
         peer = peer_of(server)
         server.put(b"first", peer).result(LIMIT)
-        proxy.bandwidth = 4 * MIB
-        start = proxy.passed
+        stop = proxy.passed + 100_000
+        proxy.hold(after=100_000)
         large = server.put(bytes(16 * MIB), peer)
-        proxy.wait(start + 100_000, LIMIT)
+        proxy.wait(stop, LIMIT)
         assert large.cancel()
+        proxy.release()
         server.put(b"second", peer)
         assert end(process) == (0, "")
     assert (tmp_path / "1").read_bytes() == b"second"
