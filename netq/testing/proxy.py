@@ -29,6 +29,7 @@ _PIECE = 64 * 1024  # bytes read at once
 _PIECES = 64  # pieces in transit in each direction of a link; then nothing more is read
 _UNREAD = 256 * 1024  # bytes of a link that wait in the kernel, in each direction; Linux itself would take up to 32 MiB
 _BURST = 0.05  # seconds of bandwidth that pass at once
+_BEHIND = 1.0  # seconds by which a busy machine may delay bytes: later ones pass sooner, until the bandwidth is reached
 _BACKLOG = 1024  # clients that connect at one instant
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close discards what is unsent, and sends RST
 
@@ -245,27 +246,30 @@ class _Link:
             await pieces.put((due, data))
 
     async def _write(self, pieces: _Pieces, target: socket.socket) -> None:
-        data = b"?"
+        free, data = 0.0, b"?"  # when the bytes before have passed
         while data:
             due, data = await pieces.get()
             await asyncio.sleep(due - asyncio.get_running_loop().time())
-            await self._pass(memoryview(data), target)
+            free = await self._pass(memoryview(data), target, max(free, due))
         await asyncio.sleep(self._proxy.slow_close)
         await self._proxy.held()
         _shut(target, socket.SHUT_WR)
 
-    async def _pass(self, data: memoryview, target: socket.socket) -> None:
-        proxy = self._proxy
+    async def _pass(self, data: memoryview, target: socket.socket, free: float) -> float:
+        """Pass bytes from the time `free` on; return when the link is free again."""
+        loop, proxy = asyncio.get_running_loop(), self._proxy
         while data:
             await proxy.held()
             proxy.cut_if_due()
             if self._over:
                 raise ConnectionAbortedError
             count = proxy.admit(len(data))
-            await asyncio.get_running_loop().sock_sendall(target, data[:count])
+            await loop.sock_sendall(target, data[:count])
             data = data[count:]
             proxy.cut_if_due()
-            await asyncio.sleep(count / proxy.bandwidth)
+            free = max(free, loop.time() - _BEHIND) + count / proxy.bandwidth
+            await asyncio.sleep(free - loop.time())
+        return free
 
 
 def _shut(sock: socket.socket, how: int) -> None:
