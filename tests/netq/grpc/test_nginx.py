@@ -150,12 +150,12 @@ def test_body_limit_of_nginx_ends_links(communicators: Communicators, behind: Be
 def test_heartbeat_keeps_a_link_within_nginx_timeout(
     communicators: Communicators, behind: Behind, log: LogRecorder, setting: str
 ) -> None:
-    server = communicators.server(heartbeat=0.3)
-    nginx = behind(server.netloc, **{setting: "1s"})
-    beating = to(nginx, communicators, heartbeat=0.3)
+    server = communicators.server(heartbeat=0.2, misses=10)
+    nginx = behind(server.netloc, **{setting: "2s"})
+    beating = to(nginx, communicators, heartbeat=0.2, misses=10)
     introduce(server, beating)
     with pytest.raises(TimeoutError):
-        server.get(timeout=2.5)
+        server.get(timeout=4.5)
     assert not log.having("lost (")
     quiet_server = communicators.server()
     quiet = to(behind(quiet_server.netloc, **{setting: "1s"}), communicators)

@@ -84,16 +84,16 @@ def test_bytes_of_another_protocol_end_their_connection(
 def test_200_silent_connections_end_in_time_and_delay_no_client(
     communicators: Communicators, wire: Wire, log: LogRecorder, connect: Connect
 ) -> None:
-    server = communicators.server(handshake_timeout=1.0)
+    server = communicators.server(handshake_timeout=5.0)
     begins = {"tcp": (INI[:10], b""), "tls": (TLS_HELLO[:10], b""), "grpc": (HTTP2, b"")}[wire.kind]
-    socks = [connect(server.netloc, begins[number % 2]) for number in range(200)]
     start = time.monotonic()
+    socks = [connect(server.netloc, begins[number % 2]) for number in range(200)]
     introduce(server, communicators.client(server.netloc))
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 5.0
     for sock in socks:
         wait_for_end(sock)
     if wire.kind != "grpc":  # which does not report connections without a stream
-        log.wait("no greeting within 1 s", 200)
+        log.wait("no greeting within 5 s", 200)
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_bytes_that_trickle_in_do_not_extend_the_handshake(
         if ended:
             break
     assert ended
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < 10.0
 
 
 @pytest.mark.slow
