@@ -29,7 +29,7 @@ _PIECE = 64 * 1024  # bytes read at once
 _PIECES = 64  # pieces in transit in each direction of a link; then nothing more is read
 _UNREAD = 256 * 1024  # bytes of a link that wait in the kernel, in each direction; Linux itself would take up to 32 MiB
 _BURST = 0.05  # seconds of bandwidth that pass at once
-_BEHIND = 1.0  # seconds by which a busy machine may delay bytes: later ones pass sooner, until the bandwidth is reached
+_BEHIND = 1.0  # seconds that a link makes up for, at most, if a busy machine has passed its bytes too late
 _BACKLOG = 1024  # clients that connect at one instant
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close discards what is unsent, and sends RST
 
@@ -58,7 +58,7 @@ class Proxy:
         # The links, and the thread that carries them.
         self._links: dict[asyncio.Task[None], _Link] = {}  # by the task that carries it
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD)  # that of links too
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _UNREAD)  # its links inherit it
         self._listener.setblocking(False)
         self.netloc = NetworkLocation(*self._listener.getsockname())
         self._loop = asyncio.new_event_loop()

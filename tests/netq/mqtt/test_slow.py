@@ -15,7 +15,7 @@ from tests.netq.makers import at_broker
 from tests.servers.mosquitto import Mosquitto
 
 SIZE = 1024**2 // 2
-NARROW = 20_000  # bytes a second: a packet of 256 KiB takes 13 s, and a link is lost after three; a first one 0.8 s
+NARROW = 20_000  # bytes a second: 256 KiB take 13 s, a link's first packet 0.8 s; silence of 3 s loses the link
 
 
 @pytest.mark.slow
