@@ -267,7 +267,7 @@ def test_a_relay_that_changes_a_word_is_found(monkeypatch: pytest.MonkeyPatch) -
     def changes(self: Summing) -> dict[str, Any]:
         sent = right(self)
         monkeypatch.setattr(Summing, "partial", right)
-        sent["vector"][5] += 1
+        sent["vector"][5] ^= 1
         return sent
 
     monkeypatch.setattr(Summing, "partial", changes)

@@ -75,7 +75,7 @@ def test_nothing_but_noised_numbers_is_in_a_vector() -> None:
 def test_a_damaged_sum_is_refused() -> None:
     form = layout()
     words = form.encode(START, trained(1), 1, {})
-    words.small[3] += np.uint32(1)
+    words.small[3] ^= 1
     with pytest.raises(InvalidUpdate, match="no valid sum"):
         form.decode(START, words)
 
