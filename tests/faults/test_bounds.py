@@ -111,7 +111,7 @@ def test_small_messages_pass_a_large_one_on_another_lane(
         client.put("enough").result(LIMIT)
         client.close(LIMIT)  # the server waits for it
         server.finish()
-    # what the kernel has taken when a small one is sent, no lane can pass: up to 36 MiB by tcp_rmem and tcp_wmem
+    # a small one waits for what the kernel has taken before it: up to 36 MiB, by tcp_rmem and tcp_wmem
     assert len(late) >= 3, "they waited for the large one"
     median, worst = statistics.median(late) * 1e3, max(late) * 1e3
     behind = f"behind {size} MiB on lane 0, which took {whole:.1f} s"

@@ -26,7 +26,6 @@ TIMES = 12
 PACE = 0.3  # seconds between an acknowledgement and the next message
 SLOW = "root tbf rate 1mbit burst 5kb latency 200ms"
 LATE = 1.0  # seconds, on the slow link
-LATE_HERE = 0.5  # seconds where both ends are in one process; the goal is some milliseconds
 
 
 def content(size: int) -> bytearray:
